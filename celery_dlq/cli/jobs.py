@@ -193,10 +193,8 @@ class JobRequest:
         """Do it here, with ``--yes`` or else as the job to which a person agreed; its report."""
         job = None if self.yes else self.agreed()
         work = at_once if job is None else partial(run, job)
-        if job is None:
-            total = known_count(self.reader, self.queue, self.where, self.how["limit"])
-        else:
-            total = job.job.total
+        counted = self.reader, self.queue, self.where, self.how["limit"]
+        total = known_count(*counted) if job is None else job.job.total
         ready_for_many()
         with counting(self.console, verb, quiet=self.as_json, total=total) as progress:
             return work(progress=progress)
@@ -297,18 +295,14 @@ def show_in_the_way(console: Console, plan: DryRun) -> None:
         say(console, f"  {plan.claimed:,} would be skipped now: {_CLAIMED}.", "yellow")
 
 
-def unfinished(what: str, report: Any, job_id: str, holds: Sequence[str] = ()) -> str:
-    """What to say of a job that did not end as it should; ``holds`` have its canary."""
+def unfinished(what: str, report: Any, job_id: str) -> str:
+    """What to say of a job that did not end as it should."""
     text = f"The {what} {_ENDS.get(report.state, report.state)} before its end"
     text = f"{text}: {report.note}" if report.note else text
     if report.note == OPENED_AGAIN:
         return f"{text}. `dlq breaker` shows it."
     resume = f"`dlq jobs resume {job_id}` continues it"
-    if holds:
-        releases = ", ".join(f"`dlq release {one}`" for one in holds)
-        return f"{text}. First {releases}: the canary runs then. After that {resume}."
-    first = "when its cause is fixed, " if report.state == "stopped" else ""  # by its canary
-    return f"{text}; {first}{resume}."
+    return f"{text}; {'when its cause is fixed, ' if report.state == 'stopped' else ''}{resume}."
 
 
 def skipped_texts(report: Any) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
 
@@ -24,7 +25,7 @@ from celery_dlq.events import Change
 from celery_dlq.letters.course import span_text
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.in_force import InForce
-from celery_dlq.operations.incidents import Incident, Incidents
+from celery_dlq.operations.incidents import SETTLED, Incident, Incidents, hold_command
 from celery_dlq.operations.job import Job
 from celery_dlq.operations.release import HeldMessages
 from celery_dlq.policies.table import NOTHING_GUARDED
@@ -48,19 +49,30 @@ def watch(ctx: click.Context, *, every: float) -> None:
     console, dead_letters = console_of(ctx), dead_letters_of(ctx)
     if every <= 0:
         raise click.BadParameter("expected --every to be more than 0 seconds")
-    if not console.is_terminal:
-        while True:
+    with suppress(KeyboardInterrupt):  # which is how it ends
+        while not console.is_terminal:
             show_night(ctx, console, dead_letters)
             time.sleep(every)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            with console.capture() as page:
-                try:
-                    show_night(ctx, console, dead_letters)
-                except StoreUnavailable as exc:
-                    say(console, f"The store does not answer: {exc}", "red")
-            live.update(Text.from_ansi(page.get()), refresh=True)
-            time.sleep(every)
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                with console.capture() as page:
+                    try:
+                        show_night(ctx, console, dead_letters)
+                    except StoreUnavailable as exc:
+                        say(console, f"The store does not answer: {exc}", "red")
+                live.update(fitting(Text.from_ansi(page.get()), *console.size), refresh=True)
+                time.sleep(every)
+
+
+def fitting(page: Text, columns: int, rows: int) -> Text:
+    """A page that a screen has room for: what is next stays, and the lines above it go."""
+    lines = page.split("\n")
+    starts = (place for place, one in enumerate(lines) if one.plain.startswith("Next"))
+    last = lines[next(starts, len(lines)) :]
+    room = rows - sum(-(-max(line.cell_len, 1) // columns) for line in last)
+    if len(lines) - len(last) <= room:
+        return page
+    return Text("\n").join([*lines[: max(0, room - 1)], Text("…", "dim"), *last])
 
 
 def show_night(ctx: click.Context, console: Console, dead_letters: DeadLetters) -> None:
@@ -77,7 +89,7 @@ def show_night(ctx: click.Context, console: Console, dead_letters: DeadLetters) 
     _show_causes(console, causes)
     changes = (dead_letters.redaction.shown(one, "detail") for one in dead_letters.changes(20))
     _show_changes(console, [*islice(changes, _MOST_CHANGES)])
-    say_next(console, *_next_commands(in_force, causes))
+    say_next(console, *_next_commands(in_force, causes, Incidents(assembly)))
 
 
 def _show_in_force(console: Console, in_force: InForce) -> None:
@@ -107,16 +119,13 @@ def _held_row(one: HeldMessages) -> tuple[Cell, ...]:
 def _job_row(job: Job) -> tuple[Cell, ...]:
     left = job.seconds_left(datetime.now(timezone.utc))
     progress = f"{job.handled:,} of {job.total:,}" if job.total else f"{job.handled:,} done"
-    if left is not None:
-        progress += f", {span_text(left)} left"
+    progress += f", {span_text(left)} left" if left is not None else ""
     what = line_text(f"{job.kind} of {job.queue}, {job.state}", "cyan")
-    waiting = max(0, (job.total or 0) - job.handled)
-    verb = "resume" if job.state == "interrupted" else "cancel"
     return (
         (what, progress),
-        waiting,
+        max(0, (job.total or 0) - job.handled),
         (job.actor, age_text(job.started_at)),
-        f"dlq jobs {verb} {job.id}",
+        f"dlq jobs {'resume' if job.state == 'interrupted' else 'cancel'} {job.id}",
     )
 
 
@@ -135,7 +144,7 @@ def _say_none(ctx: click.Context, console: Console, dead_letters: DeadLetters) -
 
 
 def _show_queues(console: Console, busiest: Sequence[QueueSummary]) -> None:
-    loud = [one for one in busiest if one.last_hour][:_MOST_QUEUES]
+    loud = [one for one in busiest if one.last_hour]
     rows = (
         (
             line_text(queue.name, "bold"),
@@ -144,10 +153,12 @@ def _show_queues(console: Console, busiest: Sequence[QueueSummary]) -> None:
             line_text(pace_text(queue), _DIRECTION_STYLES.get(queue.direction, "")),
             age_text(queue.oldest_at),
         )
-        for queue in loud
+        for queue in loud[:_MOST_QUEUES]
     )
     columns = ("queue", ">letters", ">last hour", "now", "!oldest")
     print_table(console, "Dead-letter queues", columns, rows)
+    if more := len(loud[_MOST_QUEUES:]):
+        say(console, f"{more} more had letters in the last hour; see `dlq queues`.", "red")
     if quiet := len(busiest) - len(loud):
         others = "queue is" if quiet == 1 else "queues are"
         say(console, f"{quiet} {'other ' if loud else ''}{others} quiet; see `dlq queues`.", "dim")
@@ -195,12 +206,12 @@ def _show_changes(console: Console, changes: Sequence[Change]) -> None:
     print_table(console, "Last changes", ("!when", "what", ">letters"), rows)
 
 
-def _next_commands(in_force: InForce, causes: Sequence[Incident]) -> Iterator[str]:
+def _next_commands(in_force: InForce, causes: Sequence[Incident], of: Incidents) -> Iterator[str]:
     """The commands that are likely next, for the cause that grows most."""
-    growing = [one for one in causes if one.group.last_hour and not one.group.status.state.is_quiet]
-    if not growing:
+    loud = [one for one in causes if one.group.last_hour and one.group.status.state not in SETTLED]
+    if not loud:
         return
-    first = growing[0]
+    first = loud[0]
     task, digits = first.group.task_name, first.group.fingerprint[:8]
     held = [one for one in in_force.held if task and one.hold.covers(task, one.hold.queue)]
     if first.group.example_id:
@@ -208,6 +219,5 @@ def _next_commands(in_force: InForce, causes: Sequence[Incident]) -> Iterator[st
     if held and held[0].hold.circuit is None:
         yield f"release {held[0].hold.id}"
     elif task and not held:
-        where = "".join(f" --where {shlex.quote(one)}" for one in first.conditions)
-        yield f"hold --task {shlex.quote(task)}{where} --reason 'cause {digits}'"
-    yield f"redrive --fingerprint {digits} --canary 10"
+        yield hold_command(task, first.conditions, digits)
+    yield of.canary_command(first)

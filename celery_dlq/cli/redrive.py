@@ -223,15 +223,11 @@ def show_redriven(console: Console, queue: str, report: RedriveReport) -> None:
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
     if report.canary is not None:
-        counts = (
-            "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
-        )
+        ends = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
         held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
-        yield f"{counts.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
+        yield f"{ends.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
     if report.state != "done":
-        canary = report.canary or {}
-        holds = canary["holds"] if canary.get("verdict") == "held" else ()
-        yield unfinished("redrive", report, report.redrive_id, holds), "red"
+        yield unfinished("redrive", report, report.redrive_id), "red"
     if report.chords:
         yield _CHORDS.format(report.chords), "yellow"
     if report.corrupt:

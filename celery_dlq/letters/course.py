@@ -114,7 +114,7 @@ class Course:
             last_at=max(times),
             width=width,
             buckets=Counter(int(at // width) for at in times),
-            releases=dict(sorted(releases.items(), key=_by_letters)[:MOST_RELEASES]),
+            releases=dict(sorted(releases.items(), key=lambda x: (-x[1][0], x[0]))[:MOST_RELEASES]),
             again=again,
         )
 
@@ -141,10 +141,6 @@ class Course:
             dice = Random(place)  # noqa: S311 - the same each time, and of no period of its own
             found += [Moment(first + (last - first) * dice.random()) for _ in range(some)]
         return found
-
-
-def _by_letters(item: tuple[str, tuple[int, float, float]]) -> tuple[int, str]:
-    return -item[1][0], item[0]
 
 
 def width_for(seconds: float) -> int:

@@ -371,11 +371,11 @@ def _unmasked(path: str, before: Any, masked: Any, after: Any) -> Any:
     if masked == MARKER != before:
         raise error
     if isinstance(after, dict):
-        known = before if isinstance(before, dict) else {}
+        known, shown = (one if isinstance(one, dict) else {} for one in (before, masked))
         if any(MARKER in str(name) for name in after.keys() - known.keys()):
             raise error
         return {
-            name: _unmasked(f"{path}.{name}", known.get(name), _value_at(masked, name), value)
+            name: _unmasked(f"{path}.{name}", known.get(name), shown.get(name), value)
             for name, value in after.items()
         }
     if isinstance(after, list) and isinstance(before, list) and len(after) == len(before):
@@ -384,10 +384,6 @@ def _unmasked(path: str, before: Any, masked: Any, after: Any) -> Any:
     if MARKER in _json_text(after):
         raise error
     return after
-
-
-def _value_at(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
 
 
 def _same_json(one: Any, other: Any) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.events import GroupState
 from celery_dlq.letters.record import iso
 from celery_dlq.registry import features
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_QUEUES = 20  # whose causes are looked at
 _MOST_CAUSES = 20  # of each, the newest
+SETTLED = (GroupState.MUTED, GroupState.RESOLVED)  # nobody has to do anything about them
 
 
 class Explained(NamedTuple):
@@ -51,20 +55,29 @@ class Incident:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; of the group what names it."""
         group = self.group
+        names = ("fingerprint", "task_name", "exception_type", "reason", "letters", "last_hour")
         return {
             **{name: value for name, value in asdict(self).items() if name != "group"},
-            "fingerprint": group.fingerprint,
-            "task_name": group.task_name,
-            "exception_type": group.exception_type,
-            "reason": group.reason,
-            "letters": group.letters,
-            "last_hour": group.last_hour,
+            **{name: getattr(group, name) for name in names},
             "first_seen_at": iso(group.first_seen_at),
             "last_seen_at": iso(group.last_seen_at),
             "releases": list(group.releases),
             "state": group.status.state.value,
             "owner": group.status.owner,
         }
+
+
+def on_queue(command: str, queue: str, options: str) -> str:
+    """A command on a queue, to be copied; a name that looks like an option stands last."""
+    name = shlex.quote(queue)
+    return f"{command} {options} -- {name}" if queue[:1] == "-" else f"{command} {name} {options}"
+
+
+def hold_command(task: str, conditions: Iterable[str], digits: str) -> str:
+    """The command that holds a task whose messages meet conditions; its name is no pattern."""
+    only = "".join(f" --where {shlex.quote(one)}" for one in conditions)
+    name = shlex.quote(task.replace("*", "[*]"))
+    return f"hold --task {name}{only} --reason 'cause {digits}'"
 
 
 def message_of(letter: DeadLetter | None) -> str:
@@ -95,7 +108,7 @@ class Incidents:
         for queue in self.busiest():
             groups = self._reading.groups(queue.name, by="newest", limit=_MOST_CAUSES)
             found += [(queue.name, group) for group in groups if group.letters]
-        found.sort(key=lambda one: (one[1].status.state.is_quiet, -one[1].last_hour))
+        found.sort(key=lambda one: (one[1].status.state in SETTLED, -one[1].last_hour))
         return [
             self.of_cause(queue, group, self.example_of(queue, group))
             for queue, group in found[:limit]
@@ -107,6 +120,13 @@ class Incidents:
             found = self._assembly.backend.letters.get(queue, group.example_id)
             return found and self._assembly.redaction.letter(found)
         return None
+
+    def canary_command(self, one: Incident) -> str:
+        """The command that redrives some letters of a cause first."""
+        queue = one.dead_letter_queue
+        options = f"--fingerprint {one.group.fingerprint[:8]} --canary 10"
+        elsewhere = self._reading.is_elsewhere(queue, one.group.fingerprint)
+        return on_queue("redrive", queue, options) if elsewhere else f"redrive {options}"
 
     def of_cause(self, queue: str, group: Group, example: DeadLetter | None) -> Incident:
         """A cause with its newest letter, and what sets its newest letters apart."""

@@ -129,8 +129,9 @@ class Job(Recorded):
             ``not finished`` or ``nothing tried``), and ``died_ids``, the ids of the first new
             letters.
         unfinished: Of a redrive with ``at_most``: how many of its messages are ``open``,
-            ``waited_seconds`` of ``wait_seconds`` for the next end, and how many are ``in_doubt``:
-            nobody saw their ends before it stopped, and they may still run.
+            ``waited_seconds`` of ``wait_seconds`` for the next end, the ids of the ``holds`` that
+            have all of them, and how many are ``in_doubt``: nobody saw their ends before it
+            stopped, and they may still run.
         failed: Errors by letter id, of the first letters whose message the broker did not take.
         change: The change of an edit, as JSON text. It may hold secrets: `to_json` leaves it out.
     """

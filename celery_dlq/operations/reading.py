@@ -46,6 +46,7 @@ logger = get_logger("celery_dlq")
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
+_MOST_BUSY = 20  # queues in which a cause of another queue is looked for
 _EMPTIED_SHOWN = timedelta(days=1)
 _MOST_NAMED = 20_000  # fingerprints, the first, among which some are found by digits or a name
 _SEARCHED_AT_ONCE = 500
@@ -326,12 +327,23 @@ class Reading:
             queues = some_of([queue for queue, _whole in found], _MAX_NAMES_SHOWN)
             raise NotFound(
                 f"expected a fingerprint of one queue, got {fingerprint!r} of {queues}; name the "
-                f"queue"
+                f"queue as well, as QUEUE or --queue"
             )
         raise NotFound(
             f"expected the fingerprint of a cause, got {fingerprint!r}; `dlq groups QUEUE` shows "
             f"those of a queue"
         )
+
+    def is_elsewhere(self, dead_letter_queue: str, fingerprint: str) -> bool:
+        """True if another of the busiest queues has a cause: commands then name its queue."""
+        busiest = islice(self.busiest(), _MOST_BUSY)
+        return any(one != dead_letter_queue and self._knows(one, fingerprint) for one in busiest)
+
+    def _knows(self, queue: str, fingerprint: str) -> bool:
+        """True if a queue has, or had, letters of a cause."""
+        with suppress(NotFound):
+            return bool(self.group(queue, fingerprint))
+        return False
 
     def whole_fingerprint(self, dead_letter_queue: str, fingerprint: str) -> str:
         """The fingerprint that begins with these digits; what was given, if no known one does."""

@@ -176,7 +176,8 @@ class PolicyTable:
 
     def _merge_layers(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers_of(queue, task_policy, "")]
-        return _merged(layers).without_off() if layers else None
+        merged = reduce(lambda weak, strong: strong.over(weak), reversed(layers), Policy())
+        return merged.without_off() if layers else None  # from the weakest on: one ends those below
 
     def _layers_of(
         self, queue: str, task_policy: Policy | None, task_name: str
@@ -301,11 +302,6 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
                 f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
                 f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"
             )
-
-
-def _merged(layers: Iterable[Policy]) -> Policy:
-    """Merge policies, the strongest first; from the weakest on, so that one ends those below."""
-    return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
 
 
 def _sourced(key: str, layers: list[tuple[str, Policy]]) -> SourcedValue:

@@ -93,9 +93,11 @@ def test_without_a_terminal_no_queue_is_read_before_yes_is_asked_for(
 
 def test_the_next_command_is_named() -> None:
     """After *held* the release; after a breaker that opened again, none that sends more."""
-    held = RedriveReport(redrive_id="j1", state="stopped", note="the canary is held by hold-1")
-    text = unfinished("redrive", held, "j1", ["hold-1"])
-    assert text.index("dlq release hold-1") < text.index("dlq jobs resume j1")
+    held = RedriveReport(
+        redrive_id="j1", state="stopped", note="the canary is held by hold-1: release that first"
+    )
+    text = unfinished("redrive", held, "j1")
+    assert text.index("hold-1: release that first") < text.index("dlq jobs resume j1")
     again = RedriveReport(redrive_id="j1", state="cancelled", note=OPENED_AGAIN)
     text = unfinished("release", again, "j1")
     assert "the circuit breaker has opened again" in text

@@ -15,9 +15,11 @@ import pytest
 import redis
 from builders import DLQ, a_letter, an_app, key_of
 from click.testing import CliRunner, Result
+from rich.text import Text
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
+from celery_dlq.cli.night import fitting
 from celery_dlq.store.records import QueueSummary
 from celery_dlq.store.worker_records import WorkerInfo
 
@@ -287,9 +289,60 @@ def test_watch_shows_the_page_again_and_again(
 
     monkeypatch.setattr("celery_dlq.cli.night.time", SimpleNamespace(sleep=sleep))
     done = run("watch", "--every", "3s")
-    assert pauses == [3.0, 3.0]
+    assert (pauses, done.exit_code) == ([3.0, 3.0], 0)
     assert done.output.count("Dead-letter queues") == 2
     assert run("watch", "--every", "0s").exit_code == 2
+
+
+@pytest.mark.parametrize("rows", [6, 12, 200])
+def test_a_small_screen_keeps_what_is_next(run: Callable[..., Result], rows: int) -> None:
+    """The lines above it go; a command that is wider than the screen takes two of them."""
+    page = run(columns=60).output.rstrip("\n")
+    shown = fitting(Text(page), 60, rows).plain
+    assert shown.endswith(page[page.index("Next:") :])
+    assert sum(max(1, -(-len(line) // 60)) for line in shown.splitlines()) <= rows + 1
+    assert (shown == page) == (rows == 200)
+
+
+def test_what_is_settled_comes_last(run: Callable[..., Result], shop: DeadLetters) -> None:
+    """Its letters stay, but the next command is about a cause that nobody has mended."""
+    assert CAUSE[:8] in next_of(run())[-1]
+    shop.resolve(DLQ, CAUSE, release="8.2")
+    assert [one.group.fingerprint for one in shop.incidents()] == [OTHER, CAUSE]
+    assert next_of(run())[-1] == f"redrive --fingerprint {OTHER[:8]} --canary 10"
+
+
+def test_busy_queues_that_are_not_shown_are_not_quiet(
+    run: Callable[..., Result], shop: DeadLetters
+) -> None:
+    """Five are shown."""
+    for place in range(6):
+        stored(shop, 2, dead_letter_queue=f"q{place}-DLQ")
+    page = run().output
+    assert "2 more had letters in the last hour" in page
+    assert "quiet" not in page
+
+
+def test_what_is_printed_names_the_queue_where_it_must(
+    run: Callable[..., Result], shop: DeadLetters
+) -> None:
+    """A cause in two queues; a queue and a task whose names look like options and patterns."""
+    odd, cause = "-odd* 'q'-DLQ", "d4" * 8
+    for queue in (odd, QUIET):
+        stored(shop, 300, dead_letter_queue=queue, fingerprint=cause, task_name="-a*b [c]")
+    page = run()
+    command = next_of(page)[-1]
+    assert cause[:8] in command
+    planned = run("redrive", "--dry-run", *shlex.split(command)[1:])
+    assert "Would redrive 300 letters" in planned.output, planned.output
+    shop.note(odd, cause, "first")
+    job = shop.redrive(odd, fingerprint=cause, limit=2, force=True).redrive_id
+    steps = [one.command for one in shop.next_steps(job)]
+    assert any("--queue" in one for one in steps), steps
+    for step in steps:
+        verb, *words = shlex.split(step)
+        done = run(verb, *(("--dry-run",) if verb == "redrive" else ()), *words)
+        assert done.exit_code == 0, (step, done.output)
 
 
 def test_growing_steady_slowing_quiet() -> None:

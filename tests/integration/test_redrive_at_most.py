@@ -6,11 +6,13 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import intervals
 import pytest
 import redis
 from builders import DLQ
+from celery.contrib.testing.worker import start_worker
 from killing import KILLED, ends_of
 from servers import RedisServer
 from test_redrive_in_one_step import put
@@ -156,3 +158,32 @@ def test_killed_at_any_instant_it_goes_on_within_its_bound(
     assert ends.count(KILLED) >= 3
     (job,) = dlq.jobs()
     assert job.state == "done"
+
+
+def test_it_stops_where_all_its_messages_are_held_also_when_it_is_resumed(
+    make: Make, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which hold has them, and does not wait for what a person must release first."""
+    intervals.change(monkeypatch, tick=0.05, short_look=0.05, unfinished=15)
+    guarded = {"dlq_queues": {"orders": {"max_deliveries": 3}}, "task_default_queue": "orders"}
+    dlq, ran = make(broker_url=redis_url, dlq_url=redis_url, **guarded), list[Any]()
+
+    def charge(*arguments: Any, **_more: Any) -> None:
+        ran.append(arguments)
+
+    dlq.app.task(charge, name="shop.charge", shared=False, acks_late=True)
+    sent = [letter.task_id for letter in put(dlq.store, 6)]
+    hold = dlq.hold("shop.charge").id
+    with start_worker(dlq.app, perform_ping_check=False, queues=["orders"], pool="solo"):
+        report = dlq.redrive(DLQ, at_most=BOUND)
+        for state in (report.state, dlq.resume(report.redrive_id).state):
+            assert state == "stopped"
+            job = dlq.job(report.redrive_id)
+            assert job.note.startswith(f"{BOUND} of its messages have not ended: {hold} holds them")
+            assert (job.unfinished["open"], job.unfinished.get("in_doubt", 0)) == (BOUND, 0)
+            assert [one.command.split()[0] for one in dlq.next_steps(job.id)][:1] == ["release"]
+        assert ran == []
+        dlq.release(hold)
+        assert dlq.resume(report.redrive_id).state == "done"
+        poll(lambda: len(ran) == len(sent))
+    assert dlq.job(report.redrive_id).unfinished["holds"] == []

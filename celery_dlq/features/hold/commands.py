@@ -31,6 +31,7 @@ from celery_dlq.cli.table import (
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line
+from celery_dlq.operations.incidents import Incidents
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages
 from celery_dlq.store.holds import Hold
@@ -157,10 +158,10 @@ def release(
 
 def _say_redrive(ctx: click.Context, hold: Hold) -> None:
     """The command for the letters that the hold came too late for: its largest cause."""
-    for one in dead_letters_of(ctx).incidents():
+    incidents = Incidents(dead_letters_of(ctx).assembly)
+    for one in incidents.incidents():
         if hold.covers(one.group.task_name or "", hold.queue):
-            digits = one.group.fingerprint[:8]
-            say_next(console_of(ctx), f"redrive --fingerprint {digits} --canary 10")
+            say_next(console_of(ctx), incidents.canary_command(one))
             return
 
 
@@ -183,8 +184,11 @@ def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:
         say(console, "Nothing is held.")
     for one in found:
         if one.unread:
-            text = unread_text(one.unread, "message", "not held")
-            say(console, f"{one.hold.id}: {text}.", "yellow")
+            say(
+                console,
+                f"{one.hold.id}: {unread_text(one.unread, 'message', 'not held')}.",
+                "yellow",
+            )
 
 
 def show_released(console: Console, hold_id: str, report: RedriveReport) -> None:

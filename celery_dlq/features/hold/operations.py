@@ -234,7 +234,7 @@ class WaitsInHolds(Waits):
             if hold.covers(task, queue) and all_hold(hold.where, found.text):
                 yield _end_of(hold)
 
-    def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+    def have(self, messages: Sequence[tuple[MessageKey, Outgoing | None]]) -> list[str]:
         """The ids of the holds that have some of these messages, one for each of them.
 
         A hold that has ended gives its messages back by itself.
@@ -244,8 +244,8 @@ class WaitsInHolds(Waits):
         found = (next((h.id for h in holds if self._has(h, *one)), None) for one in messages)
         return [hold_id for hold_id in found if hold_id is not None]
 
-    def _has(self, hold: Hold, key: MessageKey, message: Outgoing) -> bool:
-        covers = hold.covers(str(message.headers.get("task")), message.queue)
+    def _has(self, hold: Hold, key: MessageKey, message: Outgoing | None) -> bool:
+        covers = message is None or hold.covers(str(message.headers.get("task")), message.queue)
         entry = replace(key, dead_letter_queue=hold.id).letter_id
         return covers and self._held.entry(hold.id, entry) is not None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.operations.incidents import Incidents
+from celery_dlq.operations.incidents import Incidents, hold_command, on_queue
 from celery_dlq.operations.job import DONE, REDRIVES, RUNNING, STOPPED, WAITING, Job
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Steps:
             yield Step(words="Wait: it goes on by itself", command=f"jobs status {job.id}")
         if died:
             yield from self._after_deaths(job, cause)
-        for hold_id in canary.get("holds", ()) if verdict == "held" else ():
+        held = canary if verdict == "held" else job.unfinished if job.state == STOPPED else {}
+        for hold_id in held.get("holds", ()):
             release = f"release {shlex.quote(hold_id)}"
             yield Step(words="Release what holds them", command=release, route="holds")
         if job.unknown or verdict == "not finished":
@@ -82,9 +83,15 @@ class Steps:
         incidents = Incidents(self._assembly)
         return incidents.of_cause(queue, cause, incidents.example_of(queue, cause))
 
+    def _named(self, job: Job, cause: Group) -> str:
+        """A cause as commands name it: with its queue, if another queue has it, too."""
+        elsewhere = self._assembly.reading().is_elsewhere(job.queue, cause.fingerprint)
+        of_queue = f" --queue {shlex.quote(job.queue)}" if elsewhere else ""
+        return f"{cause.fingerprint[:_DIGITS]}{of_queue}"
+
     def _after_deaths(self, job: Job, cause: Group | None) -> Iterator[Step]:
         where = f"headers.dlq_redrive={job.id}"
-        look = f"list {shlex.quote(job.queue)} --where {where}"
+        look = on_queue("list", job.queue, f"--where {where}")
         of_queue = {"queue": job.queue}
         query = {"conditions": where}
         words = "Look at those that died again"
@@ -95,19 +102,20 @@ class Steps:
         if cause.task_name:
             incident = self._incident_of(job.queue, cause)
             conditions = incident.conditions if incident is not None else ()
-            only = "".join(f" --where {shlex.quote(one)}" for one in conditions)
-            hold = f"hold --task {shlex.quote(cause.task_name)}{only} --reason 'cause {digits}'"
+            hold = hold_command(cause.task_name, conditions, digits)
             place = "" if incident is None else "hold"
             words = "Hold the task"
             yield Step(words=words, command=hold, route="holds", place=place, incident=incident)
-        yield Step(words="Note it", command=f"note {digits} TEXT", place="incident")
+        yield Step(
+            words="Note it", command=f"note {self._named(job, cause)} TEXT", place="incident"
+        )
 
     def _after_success(self, job: Job, cause: Group) -> Iterator[Step]:
         digits = cause.fingerprint[:_DIGITS]
         if cause.letters:
             yield Step(
                 words=f"Redrive the other {cause.letters:,}",
-                command=f"redrive {shlex.quote(job.queue)} --fingerprint {digits}",
+                command=on_queue("redrive", job.queue, f"--fingerprint {digits}"),
                 route="redrive_form",
                 query={"fingerprint": cause.fingerprint},
                 parts={"queue": job.queue},
@@ -118,4 +126,6 @@ class Steps:
         words = f"Resolve in {release}" if release else "Resolve"
         if job.unknown:
             words += ", when none of them dies again"
-        yield Step(words=words, command=f"resolve {digits}{in_release}", place="incident")
+        yield Step(
+            words=words, command=f"resolve {self._named(job, cause)}{in_release}", place="incident"
+        )

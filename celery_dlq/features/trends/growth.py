@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from celery_dlq.errors import NotFound
-from celery_dlq.operations.incidents import Incidents, message_of
+from celery_dlq.operations.incidents import SETTLED, Incidents, message_of
 from celery_dlq.store.overviews import Overviews
 from celery_dlq.store.records import Group, QueueSummary
 from celery_dlq.web.http import Call, Panel
@@ -87,7 +87,7 @@ def _newest(call: Call, queue: str) -> list[Group]:
 
 def _shown(call: Call, causes: Sequence[tuple[str, Group]], until: float) -> Iterator[Cause]:
     """The causes with the most letters in the last hour; no muted one and no resolved one."""
-    loud = [one for one in causes if one[1].last_hour and not one[1].status.state.is_quiet]
+    loud = [one for one in causes if one[1].last_hour and one[1].status.state not in SETTLED]
     incidents = Incidents(call.dlq.assembly)
     for queue, group in sorted(loud, key=lambda one: -one[1].last_hour)[:MAX_SHOWN]:
         in_time = time.monotonic() < until

@@ -125,7 +125,7 @@ class Waits:
         """What would take the message of a letter, and until when."""
         raise NotImplementedError
 
-    def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+    def have(self, messages: Sequence[tuple[MessageKey, Outgoing | None]]) -> list[str]:
         """The ids of what has some of these messages, one for each of them."""
         raise NotImplementedError
 

@@ -50,7 +50,6 @@ class Unfinished:
         self._place = (work.run.job.queue, work.run.operation)
         self._letters = {*self._kept.noted(*self._place).values()}  # Of a process that was killed
         self._new: list[MessageKey] = []
-        self._messages: dict[MessageKey, Outgoing] = {}  # Of this run: a hold may have them
         work.note = self._note
 
     def room_for(self, letter_id: str) -> int:
@@ -67,22 +66,20 @@ class Unfinished:
             left = self._left(most)
             if len(left) < fewest:
                 fewest, since = len(left), time.monotonic()
-            waited = time.monotonic() - since
-            shown = {"open": len(left), "waited_seconds": round(waited, 1)}
-            self._show(**shown, wait_seconds=patience)
+            waited = round(time.monotonic() - since, 1)
+            self._show(open=len(left), waited_seconds=waited, holds=[], wait_seconds=patience)
             if len(left) < most:
                 return most - len(left)
-            known = [(key, self._messages[key]) for key in left if key in self._messages]
-            holds = work.matching_holds(known)
+            keys = [(key, None) for key in left]  # the first of them is held, or not all are
+            holds = work.matching_holds(keys[:1]) and work.matching_holds(keys)
             if waited >= patience or len(holds) == len(left):
-                self._stop(left, sorted(set(holds)))
+                self._stop(left, sorted(set(holds or work.matching_holds(keys))))
             work.send_heartbeat()
             time.sleep(timing.current.short_look)
 
     def settle(self, done: Sequence[Outgoing]) -> None:
         """Forget messages that were noted, and not published after all."""
-        published = {self._work.key_of(message): message for message in done}
-        self._messages |= published
+        published = {*map(self._work.key_of, done)}
         if not self._work.report.doubtful:  # else the broker may have taken one of them
             self._kept.forget(*self._place, [key for key in self._new if key not in published])
         self._new.clear()
@@ -98,10 +95,7 @@ class Unfinished:
         left = {key: noted[key] for key, end in ends if end is RedriveOutcome.OPEN}
         if len(left) >= most:  # else nobody waits for them
             left = {k: one for k, one in left.items() if not has_result(self._work.app, k.task_id)}
-        over = noted.keys() - left.keys()
-        self._kept.forget(*self._place, over)
-        for key in over:
-            self._messages.pop(key, None)
+        self._kept.forget(*self._place, noted.keys() - left.keys())
         return left
 
     def _show(self, **known: Any) -> None:
@@ -112,6 +106,7 @@ class Unfinished:
         text = f"{len(left):,} of its messages have not ended"
         if holds:
             text += f": {', '.join(holds)} holds them; release that first, then resume this job"
+            self._show(holds=[*holds])
         else:
             text += ", and none did lately: they are in doubt, and may still run"
             self._kept.forget(*self._place, left)

@@ -200,7 +200,7 @@ class RedriveWork:
             publication=str(message.headers.get(PUBLICATION_HEADER, "")),
         )
 
-    def matching_holds(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+    def matching_holds(self, messages: Sequence[tuple[MessageKey, Outgoing | None]]) -> list[str]:
         """The ids of the holds that have some of these messages."""
         return [name for each in waits_of(self._jobs) for name in each.have(messages)]
 

@@ -440,6 +440,8 @@ def ask_questions(
         )
     first, last = total.first_seen_at, total.last_seen_at
     bucket = bucket_for((last - first).total_seconds() if first and last else 0.0)
+    many = total.causes > MAX_GROUPS
+    large = run_sql(_OF_LARGEST, df, hosts=True, most=MAX_GROUPS) if many else df
     return Triage(
         path=str(path),
         letters=total.letters,
@@ -448,16 +450,11 @@ def ask_questions(
         last_seen_at=last,
         bucket=bucket,
         causes=total.causes,
-        groups=tuple(rows_of(groups(_of_largest(df) if total.causes > MAX_GROUPS else df))),
+        groups=tuple(rows_of(groups(large))),
         reasons=tuple(rows_of(reasons(df))),
         timeline=tuple(rows_of(timeline(df, bucket))),
         deliveries=tuple(rows_of(deliveries_before_death(df).limit(_MAX_DELIVERIES))),
     )
-
-
-def _of_largest(df: DataFrame) -> DataFrame:
-    """The letters of the largest causes."""
-    return run_sql(_OF_LARGEST, df, hosts=True, most=MAX_GROUPS)
 
 
 def rows_of(df: DataFrame) -> Iterator[Row]:

@@ -102,7 +102,8 @@ class Selection:
         last = base.rpartition("/")[2]
         done = next((place for place, level in enumerate(levels, 1) if last.startswith(level)), 0)
         queue = "dlq=*" if self.queue is None else _literal(queue_folder(self.queue))
-        days = f"day={{{','.join(_dashed_day(one) for one in _covering(*self._day_bounds))}}}"
+        parts = ((one[:4], one[4:6], one[6:]) for one in _covering(*self._day_bounds))
+        days = f"day={{{','.join('-'.join(filter(None, one)) for one in parts)}}}"
         return "/".join([_literal(base), *(queue, days)[done:]])
 
     def places(self, folder: Path) -> Iterator[Path]:
@@ -162,8 +163,3 @@ def _covering(first: str, last: str) -> Iterator[str]:
         yield from (first[0] + rest for rest in _covering(first[1:], nines))
         yield from (f"{digit}*" for digit in range(int(first[0]) + 1, int(last[0])))
         yield from (last[0] + rest for rest in _covering(zeros, last[1:]))
-
-
-def _dashed_day(day: str) -> str:
-    """``20260131`` with the dashes of a day, also of its beginning and a star."""
-    return "-".join(part for part in (day[:4], day[4:6], day[6:]) if part)

@@ -334,10 +334,8 @@ def hours_of(
     against = max(part, expected(best))
     if odds_of(share) < 3 * odds_of(against):
         return None
-    found_chance = max(
-        share_probability(share, against, len(tested)), _chance_of_periods(times, best)
-    )
-    return best, best.share(times), against, found_chance
+    chance = share_probability(share, against, len(tested))
+    return best, best.share(times), against, max(chance, _chance_of_periods(times, best))
 
 
 def _is_regular(times: Sequence[float], hours: Hours) -> bool:

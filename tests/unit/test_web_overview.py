@@ -144,3 +144,17 @@ def test_a_queue_without_a_policy_says_what_mends_it() -> None:
     text = shown(web)
     assert "orders-DLQ: no policy of its queue" in text
     assert 'app.conf.dlq_queues = {"orders": {"max_deliveries": 5}}' in text
+
+
+def test_queues_whose_causes_were_not_looked_into_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list of causes is of the queues that grow most; it says how many others there are."""
+    monkeypatch.setattr("celery_dlq.features.trends.growth.SECONDS", 10)
+    web = pages()
+    for number in range(4):
+        letter = a_letter(dead_letter_queue=f"lab-{number}-DLQ", fingerprint="0123456789abcdef")
+        web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+        if number == 2:
+            assert "Not looked into" not in shown(web)
+    assert "Not looked into: 1 more queue with letters of the last hour" in shown(web)

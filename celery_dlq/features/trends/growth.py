@@ -56,11 +56,12 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
     """What the overview says of the queues that it shows, and how many of all are quiet."""
     queues, quiet = subject
     overviews, until = call.dlq.assembly.backend.letters.overviews, time.monotonic() + SECONDS
-    found, causes = dict[str, Growth](), list[tuple[str, Group]]()
+    found, causes, unread = dict[str, Growth](), list[tuple[str, Group]](), 0
     for place, queue in enumerate(sorted(queues, key=lambda one: -one.last_hour)):
         in_time = place < MOST_COMPARED and time.monotonic() < until
         groups = _newest(call, queue.name) if queue.last_hour and queue.letters and in_time else []
         causes += [(queue.name, one) for one in groups]
+        unread += bool(queue.last_hour and queue.letters and not groups)
         usual = _usual_hour(overviews, queue.name, groups) if queue.per_minute and groups else None
         found[queue.name] = _growth_of(queue, usual)
     growing = [one for one in queues if found[one.name].grows]
@@ -75,7 +76,7 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
     if quiet:
         said.append(f"{quiet:,} {'queue is' if quiet == 1 else 'queues are'} quiet")
     shown = [*_shown(call, causes, until)]
-    return "growth.html", {"said": "; ".join(said), "of": found, "causes": shown}
+    return "growth.html", {"said": "; ".join(said), "of": found, "causes": shown, "unread": unread}
 
 
 def _newest(call: Call, queue: str) -> list[Group]:

@@ -17,7 +17,6 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.store.keys import text_of
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import RawPage, ordered, position_at
-from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from celery_dlq.store.claims import Claims
@@ -169,7 +168,7 @@ def without(
     left_out: Progress = id,
 ) -> Iterator[RawEntry]:
     """The entries but those of which something is known, which is asked for many at once."""
-    for batch in batches(entries, MOST_IDS):
+    for batch in batches(entries, _CHOSEN_PER_PAGE):
         found = known([one.key for one in batch])
         left_out(len(found))
         yield from (one for one in batch if one.key not in found)

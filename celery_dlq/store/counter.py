@@ -141,10 +141,9 @@ class DeliveryCounter:
         Never raises.
         """
         if self._worker:
-            names = set(dead_letter_queues)
-            self._unprobed |= names
+            self._unprobed.update(dead_letter_queues)
             # Forgets queues whose messages no longer run here.
-            self._alive_at = dict.fromkeys(names, time.monotonic())
+            self._alive_at = dict.fromkeys(self._unprobed, time.monotonic())
 
     def heartbeats(self, dead_letter_queues: Iterable[str]) -> list[Command]:
         """Return the commands of such a heartbeat, to send them over another connection."""

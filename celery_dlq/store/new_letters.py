@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote
-from uuid import uuid4
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packing import packed
@@ -39,8 +38,8 @@ class NewLetters(QueueNames):
         ttl = store.count_ttl if ttl_seconds is None else ttl_seconds
         self._ttl_millis = int(ttl * 1000)
         self._named: set[str] = set()
-        # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
-        self._doubtful: dict[str, str] = {}
+        # Ids of letters that may be stored: a reply was lost, or no replica has it.
+        self._doubtful: set[str] = set()
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter and delete the message's counters, in one atomic step.
@@ -49,7 +48,6 @@ class NewLetters(QueueNames):
         The first letter of a resolved group makes it regressed; see ``lua/parts/state.lua``.
         """
         name = letter.dead_letter_queue
-        facts = {name: getattr(letter, name) for name in FACTS}
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
         args = [
@@ -57,30 +55,31 @@ class NewLetters(QueueNames):
             letter.reason.value,
             letter.fingerprint,
             to_micros(letter.dead_lettered_at),
-            json.dumps(facts),
+            json.dumps({fact: getattr(letter, fact) for fact in FACTS}),
             key.place,
             self._ttl_millis,
             "" if end is None else to_micros(end),
             release_text(letter.release),
-            # Else a letter whose reply was lost would be taken for another worker's, and not told.
-            attempt := self._doubtful.pop(letter.id, None) or uuid4().hex,
-            *entry,
         ]
-        named: Command = ("SADD", self._keys.queues(), spelled(name))
+        # Else a letter whose reply was lost would be taken for another worker's, and not told.
+        more = [*args, 1, *entry]
+        args += [int(letter.id in self._doubtful), *entry]
+        add: Command = ("SADD", self._keys.queues(), spelled(name))
         self._connection.raise_if_away()
         try:
             if name not in self._named:  # operators never find a letter in a queue not listed
-                self._connection.send_and_wait(*named)
+                self._connection.send_and_wait(*add)
                 if len(self._named) < _MAX_KNOWN_QUEUES:
                     self._named.add(name)
             run = self._keys.run(key)
-            reply = self._written("dead_letter", *args, before=named, queue=name, run=run)
+            reply = self._written("dead_letter", *args, before=add, again=more, queue=name, run=run)
             self._connection.wait_for_replica(run)
-            return Stored(reply)
         except StoreUnavailable:
             if len(self._doubtful) < _MAX_DOUBTFUL:
-                self._doubtful[letter.id] = attempt
+                self._doubtful.add(letter.id)
             raise
+        self._doubtful.discard(letter.id)
+        return Stored(reply)
 
     def length(self, dead_letter_queue: str) -> int:
         """Return the number of letters in a queue."""

@@ -80,12 +80,13 @@ class Part:
         name: str,
         *args: Any,
         before: Command | None = None,
+        again: Sequence[Any] | None = None,
         queue: str | None = None,
         **keys: str,
     ) -> Any:
         """Run a script as `_run_script` does, in order with the process's unanswered writes."""
         script, places = script_text(name, self.lua), self._key_places(name, queue, keys)
-        return self._connection.call_script(script, places, *args, before=before)
+        return self._connection.call_script(script, places, *args, before=before, again=again)
 
     def _command(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Command:
         """The command that runs a script, for `PipelinedConnection.send_unanswered`."""

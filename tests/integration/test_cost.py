@@ -212,6 +212,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
     # One before each script that nobody waits for: starts, clean-ups, heartbeats.
     # Redis 6.2 does not show them to MONITOR.
     assert found.pop("CLIENT REPLY", 0) <= 2 * TASKS + TASKS // 32 + 15
+    assert found.pop("INFO", 0) + found.pop("HGET", 0) <= 2  # as below
     # A clean-up with every 32nd, and with a tick of the background.
     assert set(found) <= {FORGET}, found
     assert found.get(FORGET, 0) <= TASKS // 32 + 5
@@ -235,6 +236,20 @@ def test_a_worker_without_work_sends_less_than_two_commands_a_second(
             guard.tick()
     assert sum(seen.commands.values()) < 60, seen.commands
     assert seen.commands[script("heartbeat")] == 0
+
+
+def test_a_worker_with_a_task_now_and_then_sends_one_heartbeat_for_each(
+    guard: Guard, redis_url: str, others: frozenset[str]
+) -> None:
+    """What a tick sends to see if Redis takes writes also counts for the next start."""
+    finish(guard, 1)
+    guard.tick()
+    with Seen(redis_url, others) as seen:
+        for _ in range(5):
+            finish(guard, 1)
+            guard.tick()
+    assert seen.commands[FIRST] == 5
+    assert seen.commands[script("heartbeat")] == 5
 
 
 def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from builders import a_letter, key_of
+from builders import DLQ, NOW, a_letter, key_of
 from command_proxy import CommandProxy, Matches, sends
 from fresh import fresh_store, jobs_on
 from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.events import Action, Events
+from celery_dlq.events import Action, Events, GroupState
 from celery_dlq.features.circuit_breaker import CIRCUITS
 from celery_dlq.features.circuit_breaker.circuits import Circuits
 from celery_dlq.features.circuit_breaker.ends import CircuitStore
@@ -29,6 +31,7 @@ from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.holds import OPEN, Hold
 from celery_dlq.store.metrics import Counts
+from celery_dlq.store.records import GroupStatus
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 from celery_dlq.store.worker_records import Stored, WorkerInfo
@@ -169,6 +172,47 @@ def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
     parts.connection.breaker.worked()
 
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.NEW
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
+
+
+@pytest.mark.parametrize("again", ["at once", "later"])
+def test_a_letter_whose_reply_is_lost_tells_that_its_group_was_resolved(
+    proxy: CommandProxy, parts: Store, again: str
+) -> None:
+    """The first attempt changed the state; the second one finds it changed by this very letter."""
+    for _ in range(2):
+        first = a_letter()
+        parts.letters.dead_letter(first, key_of(first))
+    resolved = GroupStatus(state=GroupState.RESOLVED, at=NOW, actor="ann")
+    parts.notes.set_status(DLQ, first.fingerprint, resolved)
+    letter = a_letter()
+    proxy.fault("after", runs("dead_letter"), 1 if again == "at once" else 9)
+    if again == "later":
+        with pytest.raises(StoreUnavailable):
+            parts.letters.dead_letter(letter, key_of(letter))
+        for fault in proxy._faults:
+            fault.release()
+        parts.connection.breaker.worked()
+
+    assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.REGRESSED
+
+
+def test_a_letter_of_another_worker_is_not_taken_for_the_own_after_a_failure(
+    proxy: CommandProxy, parts: Store
+) -> None:
+    """Its message died there a moment before, and this worker's first attempt came to nothing."""
+    letter = a_letter()
+    other = replace(letter, dead_lettered_at=letter.dead_lettered_at - timedelta(microseconds=1))
+    proxy.fault("before", runs("dead_letter"), 9)
+    with pytest.raises(StoreUnavailable):
+        parts.letters.dead_letter(letter, key_of(letter))
+    for fault in proxy._faults:
+        fault.release()
+    parts.connection.breaker.worked()
+    elsewhere = Store(parts.url)
+    assert elsewhere.letters.dead_letter(other, key_of(other)) is Stored.NEW
+    elsewhere.close()
+
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
 
 

@@ -11,7 +11,7 @@
 --       7 ttl (milliseconds for which late copies of the message are recognised)
 --       8 end (microseconds since 1970 when its message expires; empty = never)
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
---       10 attempt (the same at a second attempt whose first reply was lost: its reply, too)
+--       10 again (1 = a second attempt, for the reply to the first was lost: its reply, too)
 --       11... names and values of the letter's entry, in turn
 -- Returns: 1 = NEW, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
 --          the counters are deleted)
@@ -23,19 +23,16 @@ local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 -- include: state
 -- include: publication
 -- include: late_copy
+-- include: reply_before
 local function forget(reply)
-  note_death(4, ARGV[6], redis.call('HMGET', KEYS[4], 'watched', 'died'), ARGV[7])
+  note_death(4, ARGV[6], redis.call('HGETALL', KEYS[4]), ARGV[7])
   -- A late copy must not run with a fresh count.
-  note_late_copy(10, tonumber(ARGV[7]), id, reply .. '|' .. ARGV[10])
+  note_late_copy(10, tonumber(ARGV[7]), id)
   redis.call('PEXPIRE', KEYS[10], ARGV[7])
   return reply
 end
-if redis.call('HEXISTS', KEYS[6], id) == 1 then
-  for reply = 1, 2 do
-    if redis.call('ZSCORE', KEYS[10], reply .. '|' .. ARGV[10]) then return reply end
-  end
-  return forget(0)
-end
+local there = redis.call('HGET', KEYS[6], id)
+if there then return forget(ARGV[10] == '1' and reply_before(there, id, fingerprint, at) or 0) end
 local entry = add_entry(3, ARGV, 11)
 redis.call('HSET', KEYS[6], id, entry)
 -- An expiry that is past by the clock of Redis is left out, or retention would remove the letter

@@ -9,12 +9,14 @@ local gone = 0
 -- include: publication
 for i = 1, #KEYS do
   local place, start, first = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i] == '1'
-  local own, others = nil, false
-  if redis.call('HLEN', KEYS[i]) == 2 and redis.call('HGET', KEYS[i], 'start:' .. place .. ':1') == start then
+  local own, others, flat = nil, false, redis.call('HGETALL', KEYS[i])
+  local fields = {}
+  for n = 1, #flat, 2 do fields[flat[n]] = flat[n + 1] end
+  local function at(what, n) return fields[what .. place .. ':' .. n] end
+  if #flat == 4 and at('start:', 1) == start then
     gone = gone + redis.call('UNLINK', KEYS[i])  -- the usual case: one delivery and its count
   else
-    local last = tonumber(redis.call('HGET', KEYS[i], 'count:' .. place) or '0')
-    local function at(what, n) return redis.call('HGET', KEYS[i], what .. place .. ':' .. n) end
+    local last = tonumber(fields['count:' .. place] or '0')
     for n = 1, last do
       if at('start:', n) == start then own = n end
     end
@@ -35,7 +37,7 @@ for i = 1, #KEYS do
         end
       end
     elseif not others then
-      gone = gone + forget_message(i, place)
+      gone = gone + forget_message(i, place, flat)
     end
   end
 end

@@ -4,8 +4,11 @@
 -- keep theirs, but for those that were retried: where a plain publisher named none, they may have led
 -- to this one.
 local RETRIED = '"outcome":"retried"'
-local function forget_message(run, place)
-  local fields, flat, own, others = {}, redis.call('HGETALL', KEYS[run]), {}, false
+local function forget_message(run, place, flat)  -- with all fields of the run, and their values
+  if #flat == 4 and (flat[1] == 'count:' .. place or flat[3] == 'count:' .. place) then
+    return redis.call('UNLINK', KEYS[run])  -- the usual case: one delivery and its count
+  end
+  local fields, own, others = {}, {}, false
   local retries, publication = string.match(place, '^(%d+)(.*)$')
   for n = 1, #flat, 2 do fields[flat[n]] = flat[n + 1] end
   for name in pairs(fields) do
@@ -24,9 +27,13 @@ local function forget_message(run, place)
   redis.call('HSET', KEYS[run], 'shared', 1)
   return gone
 end
-local function note_death(run, place, marks, ttl)  -- watched by a redrive's canary, or noted before
-  forget_message(run, place)
-  if marks[1] or marks[2] then
+local function note_death(run, place, flat, ttl)
+  local watched = false  -- by a redrive's canary; or noted before
+  forget_message(run, place, flat)
+  for n = 1, #flat, 2 do
+    watched = watched or flat[n] == 'watched' or flat[n] == 'died'
+  end
+  if watched then
     redis.call('HSET', KEYS[run], 'died', 1)
     redis.call('PEXPIRE', KEYS[run], ttl)
   end

@@ -184,11 +184,8 @@ def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:
         say(console, "Nothing is held.")
     for one in found:
         if one.unread:
-            say(
-                console,
-                f"{one.hold.id}: {unread_text(one.unread, 'message', 'not held')}.",
-                "yellow",
-            )
+            text = unread_text(one.unread, "message", "not held")
+            say(console, f"{one.hold.id}: {text}.", "yellow")
 
 
 def show_released(console: Console, hold_id: str, report: RedriveReport) -> None:

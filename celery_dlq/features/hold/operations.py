@@ -123,8 +123,7 @@ class Holds:
         hold = self._held.hold_by_id(hold_id)
         if why_not := self._why_not_released(hold, limit):
             raise DLQError(why_not)
-        marker = hold.marker if hold.circuit else ""
-        options = RedriveOptions(rate=rate, limit=limit, marker=marker)
+        options = RedriveOptions(rate=rate, limit=limit, marker=hold.marker if hold.circuit else "")
         run = new_release(self._jobs, hold_id, options)
         if limit is None and not self._begin_releasing(hold, run):
             raise DLQError(f"another process has just changed {hold_id}; try again")

@@ -194,6 +194,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
             f"{name}: {shortened(one_line(one.message), _MAX_MESSAGE_CHARS)}",
             ", ".join(filter(None, (release, *one.conditions))),
             line_text(shortened(one.sentence, _MAX_SENTENCE_CHARS), "dim"),
+            line_text(one.remark, "yellow"),
         ),
     )
 

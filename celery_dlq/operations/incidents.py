@@ -28,9 +28,8 @@ class Explained(NamedTuple):
 
     sentence: str  # Of the triage
     conditions: tuple[str, ...]  # What selects these messages among others of their task
-
-
-_UNEXPLAINED = Explained("", ())
+    pace: str = ""  # How fast they come now, as the sentence says it; empty if it does not
+    remark: str = ""  # What is missing here, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,8 @@ class Incident:
         sentence: What sets its newest letters apart; empty if that is not known at once.
         conditions: What selects its messages among others of their task, for
             `DeadLetters.hold` and filters, e.g. ``("kwargs.tenant=42",)``.
+        pace: How fast its letters come now, by the comparison; empty if that does not know.
+        remark: That there was no time to compare its letters, if conditions lack for that reason.
     """
 
     dead_letter_queue: str
@@ -51,6 +52,8 @@ class Incident:
     message: str = ""
     sentence: str = ""
     conditions: tuple[str, ...] = ()
+    pace: str = ""
+    remark: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; of the group what names it."""
@@ -132,11 +135,9 @@ class Incidents:
         """A cause with its newest letter, and what sets its newest letters apart."""
         ways = (feature.load(feature.explains) for feature in features() if feature.explains)
         found = (explain(self._assembly, queue, group.fingerprint) for explain in ways)
-        explained = next(found, _UNEXPLAINED)
         return Incident(
             dead_letter_queue=queue,
             group=group,
             message=message_of(example),
-            sentence=explained.sentence,
-            conditions=explained.conditions,
+            **next(found, Explained("", ()))._asdict(),
         )

@@ -238,18 +238,21 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     recent_spans = tuple(spans[one] for one in range(span - _SPANS_PER_HOUR + 1, span + 1))
     last_span = max(spans, default=0)  # not in the hours yet
     by_hour = _parsed_counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
+    began = from_micros(int(first or 0))
+    seconds = min(_SPAN + now.timestamp() % _SPAN, (now - began).total_seconds())
     return Group(
         fingerprint=fingerprint,
         letters=letters,
         task_name=facts.get("task_name", ""),
         reason=facts.get("reason", ""),
         exception_type=facts.get("exception_type"),
-        first_seen_at=from_micros(int(first or 0)),
+        first_seen_at=began,
         last_seen_at=from_micros(int(last or 0)),
         example_id=example,
         course=tuple(by_hour[one] for one in range(hour - _HOURS + 1, hour + 1)),
         last_hour=sum(recent_spans),
         recent=recent_spans,
+        per_minute=sum(recent_spans[-2:]) * _MINUTE / max(_MINUTE, seconds),
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 

@@ -171,6 +171,7 @@ class Group:
             before the group last was empty: it starts anew with its next letter.
         last_hour: Letters stored in the last hour, to five minutes. The same holds.
         recent: The same in each of its twelve parts, the oldest first. The last one still runs.
+        per_minute: Letters a minute now: of the last five to ten minutes, or since the first one.
         releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
             most five, among them the first one.
         status: Its state; `DeadLetters.groups` and `DeadLetters.group` fill it in.
@@ -187,13 +188,9 @@ class Group:
     course: Sequence[int] = field(default=(), compare=False)
     last_hour: int = field(default=0, compare=False)
     recent: Sequence[int] = field(default=(), compare=False)
+    per_minute: float = field(default=0.0, compare=False)
     releases: Sequence[str] = ()
     status: GroupStatus = field(default=OPEN_GROUP, compare=False)
-
-    @property
-    def per_minute(self) -> float:
-        """Letters a minute now: of the last five to ten minutes."""
-        return max(self.recent[-2:], default=0) / _NOW_MINUTES
 
     @property
     def is_growing(self) -> bool:

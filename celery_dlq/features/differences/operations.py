@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, condition_of, finding
 from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import TASK, FeatureValue, Masked, pairs_of
-from celery_dlq.letters.course import CauseTiming, Course, timings
+from celery_dlq.letters.course import CauseTiming, Course, rate_text, timings
 from celery_dlq.letters.explanation import UNEXPLAINED, Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.incidents import Explained
@@ -43,7 +43,8 @@ _MICROS = 1e6
 _HOUR = 3600
 _MOST_GROUPS = 25  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
-_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.04
+NOT_IN_TIME = "There was no time to compare its letters with others; ask again."
+_MOST_AT_ONCE, AT_ONCE_SECONDS = 300, 0.06
 _NEARLY_ALL, _HALF = 0.9, 0.5
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
@@ -94,6 +95,16 @@ class Differences:
         return asdict(self)
 
 
+class _Compared(NamedTuple):
+    """What was compared, and what that explains."""
+
+    found: Explanation
+    letters: int
+    others: int
+    successes: int
+    in_time: bool  # False if the time was over before all of them were read
+
+
 class Comparison:
     """Finds how letters differ; `DeadLetters` describes the arguments that methods share."""
 
@@ -134,6 +145,25 @@ class Comparison:
                 f"expected most of {_LEAST_MESSAGES} or more and deadline_seconds above 0, got "
                 f"{most} and {deadline_seconds}"
             )
+        done = self.compared(dead_letter_queue, where, most, deadline_seconds)
+        found = done.found
+        return Differences(
+            dead_letter_queue=dead_letter_queue,
+            letters=done.letters,
+            others=done.others,
+            successes=done.successes,
+            cut=found.cut,
+            selected=found.selected,
+            unread=found.unread,
+            shared=found.shared,
+            sentences=found.sentences,
+            findings=tuple(finding(one, found.sentence_of(one)) for one in found.findings),
+        )
+
+    def compared(
+        self, dead_letter_queue: str, where: LetterFilter, most: int, deadline_seconds: float
+    ) -> _Compared:
+        """Compare letters; see `differences`."""
         self._reading.check_queue(dead_letter_queue)
         reader = _Reader(self, dead_letter_queue, where)
         start, side = self.monotonic(), round(most * OF_EACH_SIDE)
@@ -151,18 +181,8 @@ class Comparison:
             selected=selected,
             whole=len(others) < side,
         )
-        return Differences(
-            dead_letter_queue=dead_letter_queue,
-            letters=len(letters),
-            others=len(others),
-            successes=len(successes),
-            cut=found.cut,
-            selected=found.selected,
-            unread=found.unread,
-            shared=found.shared,
-            sentences=found.sentences,
-            findings=tuple(finding(one, found.sentence_of(one)) for one in found.findings),
-        )
+        sides = (len(letters), len(others), len(successes))
+        return _Compared(found, *sides, in_time=not reader.cut)
 
     def _selected(self, queue: str, where: LetterFilter, least: int, seconds: float) -> int | None:
         """How many letters match; ``None`` if they cannot be counted in time."""
@@ -202,19 +222,37 @@ def compared(
 
 
 def explained(assembly: Assembly, queue: str, fingerprint: str) -> Explained:
-    """Say in a moment what sets the newest letters of a cause apart, and what selects them."""
-    found = Comparison(assembly).differences(
-        queue, fingerprint=fingerprint, most=_MOST_AT_ONCE, deadline_seconds=_AT_ONCE_SECONDS
-    )
+    """Say in a moment what sets the newest letters of a cause apart, and what selects them.
+
+    The moment is time of this thread: on a busy machine the comparison is the same, and later.
+    """
+    where = LetterFilter(fingerprint=fingerprint)
+    comparison = Comparison(assembly, time.thread_time)
+    done = comparison.compared(queue, where, _MOST_AT_ONCE, AT_ONCE_SECONDS)
+    found = done.found
+    findings = (finding(one, found.sentence_of(one)) for one in found.findings)
     conditions = (
         one.condition
-        for one in found.findings
+        for one in findings
         if one.condition and one.share_here >= _NEARLY_ALL and one.share_elsewhere < _HALF
     )
     rare = (condition_of(one.feature, one.value) for one in found.shared if one.portion < _HALF)
     condition = next(chain(conditions, filter(None, rare)), None)
     told = (one for one in found.sentences[:1] if one not in UNEXPLAINED)
-    return Explained(next(told, ""), (condition,) if condition else ())
+    return Explained(
+        sentence=next(told, ""),
+        conditions=(condition,) if condition else (),
+        pace=_pace_text(found.timing) if found.timing else "",
+        remark="" if done.in_time or condition else NOT_IN_TIME,
+    )
+
+
+def _pace_text(timing: CauseTiming) -> str:
+    """How fast a cause comes now, in the words of `CauseTiming.clauses`; empty if unknown."""
+    trend, rate = timing.trend, timing.rate
+    if trend is None or rate is None or trend.kind == "over":
+        return ""
+    return rate_text(rate) + ("" if trend.kind == "returned" else f", {trend.kind}")
 
 
 def course_of(lives: list[Group], now: float) -> Course:

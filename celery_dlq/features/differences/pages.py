@@ -40,8 +40,8 @@ def link(_call: Call, _group: Group) -> Panel:
 def in_row(call: Call, groups: Sequence[Group]) -> Panel:
     """What most letters of each cause of a list have, and others have less often."""
     masked, names = call.dlq.redaction.arguments, [group.fingerprint for group in groups]
-    found = shares(call.dlq.assembly.reading(), masked, call.parts["queue"], names)
-    return "differences_row.html", {"shares": found}
+    found, in_time = shares(call.dlq.assembly.reading(), masked, call.parts["queue"], names)
+    return "differences_row.html", {"shares": found, "in_time": in_time}
 
 
 ROUTES = (get("/queues/{queue}/groups/{fingerprint}/differences", differences),)

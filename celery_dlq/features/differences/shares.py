@@ -16,7 +16,7 @@ from celery_dlq.letters.explanation import named_value
 from celery_dlq.operations.reading import Reading
 
 MOST_LETTERS, SECONDS = 300, 0.02
-"""The newest letters of a queue that are looked at, and how long."""
+"""The newest letters of a queue that are looked at, and how long: time of this thread."""
 
 _OF_EACH = 40  # letters of a cause
 _LEAST = 3
@@ -33,15 +33,20 @@ class Share(NamedTuple):
 
 def shares(
     reading: Reading, masked: Masked | None, queue: str, fingerprints: Collection[str]
-) -> Mapping[str, Share]:
-    """The share of each cause's largest value, of its letters among the newest of the queue."""
-    found, until = defaultdict[str, list[set[FeatureValue]]](list), time.monotonic() + SECONDS
+) -> tuple[Mapping[str, Share], bool]:
+    """The share of each cause's largest value, of its letters among the newest of the queue.
+
+    And whether all of these letters were looked at in time.
+    """
+    found, in_time = defaultdict[str, list[set[FeatureValue]]](list), True
+    until = time.thread_time() + SECONDS
     for entry in islice(reading.entries(queue, newest_first=True), MOST_LETTERS):
         sample = found[entry.text("fingerprint")]
         if len(sample) < _OF_EACH:
             pairs = pairs_of(entry.text, masked)
             sample.append({pair for pair in pairs if pair[1] and pair[0].startswith(("args", "k"))})
-        if time.monotonic() >= until:
+        if time.thread_time() >= until:
+            in_time = False
             break
     counts = {
         name: Counter(pair for pairs in some for pair in pairs) for name, some in found.items()
@@ -55,7 +60,7 @@ def shares(
         for name in fingerprints
         if name in found
     }
-    return {name: share for name, share in largest.items() if share is not None}
+    return {name: share for name, share in largest.items() if share is not None}, in_time
 
 
 def _largest(

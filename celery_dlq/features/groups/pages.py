@@ -17,6 +17,7 @@ from celery_dlq.features.groups.operations import (
     checked_note,
     own_name,
 )
+from celery_dlq.letters.record import from_micros
 from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, STOPPED, Job
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
@@ -57,7 +58,11 @@ def facts(call: Call, group: Group) -> Panel:
     """The state of a group, its owner, and the address of its page for other people."""
     path = call.link("group", queue=call.parts["queue"], fingerprint=group.fingerprint)
     mine = bool(group.status.owner) and group.status.owner == own_name()
+    overviews = call.dlq.assembly.backend.letters.overviews
+    gone = overviews.emptied(call.parts["queue"], from_micros(0), of=group.fingerprint)
+    emptied_at = next((at for at, _gone in gone if group.letters), None)
     values = {"address": call.origin + path, "mine": mine, "most_chars": MAX_OWNER_CHARS}
+    values["emptied_at"] = emptied_at
     return "group_state.html", values
 
 

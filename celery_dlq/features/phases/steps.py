@@ -105,6 +105,8 @@ class Steps:
             hold = hold_command(cause.task_name, conditions, digits)
             place = "" if incident is None else "hold"
             words = "Hold the task"
+            if incident is not None and incident.remark:
+                words = f"Hold all of the task ({incident.remark})"
             yield Step(words=words, command=hold, route="holds", place=place, incident=incident)
         yield Step(
             words="Note it", command=f"note {self._named(job, cause)} TEXT", place="incident"

@@ -49,7 +49,7 @@ class Cause(NamedTuple):
 
     queue: str
     group: Group
-    message: str  # Of its newest letter; empty if there was no time to read it
+    message: str | None  # Of its newest letter; `None` if there was no time to read it
 
 
 def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
@@ -92,7 +92,8 @@ def _shown(call: Call, causes: Sequence[tuple[str, Group]], until: float) -> Ite
     incidents = Incidents(call.dlq.assembly)
     for queue, group in sorted(loud, key=lambda one: -one[1].last_hour)[:MAX_SHOWN]:
         in_time = time.monotonic() < until
-        yield Cause(queue, group, message_of(incidents.example_of(queue, group)) if in_time else "")
+        example = incidents.example_of(queue, group) if in_time else None
+        yield Cause(queue, group, message_of(example) if in_time else None)
 
 
 def _growth_of(queue: QueueSummary, usual: float | None) -> Growth:

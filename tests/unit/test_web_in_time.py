@@ -1,0 +1,115 @@
+"""What a page leaves out for want of time it says; and one cause has one rate."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from builders import DLQ
+from test_web_groups import GROUP, GROUPS, PAGE, shown, stored
+from web_pages import Pages, get, pages
+
+from celery_dlq.features.differences.operations import NOT_IN_TIME
+from celery_dlq.operations.incidents import Incidents
+
+TENANT = "kwargs.tenant=nordic"
+
+
+def a_cause_and_others(web: Pages, minutes: float = 4) -> None:
+    """Letters of one tenant that came evenly until now, and those of others."""
+    now = datetime.now(timezone.utc)
+    for number in range(60):
+        at = now - timedelta(minutes=minutes) * (1 - number / 60)
+        own, other = {"tenant": "nordic", "order": number}, {"tenant": f"t{number % 9}"}
+        stored(web, id=f"a{number}", kwargs_json=json.dumps(own), dead_lettered_at=at)
+        other_one = {"id": f"b{number}", "fingerprint": "f" * 16, "dead_lettered_at": at}
+        stored(web, **other_one, kwargs_json=json.dumps(other))
+
+
+def test_a_comparison_without_time_says_so_on_the_page_and_in_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hold of all of a task must not look as if nothing set its letters apart."""
+    web = pages()
+    a_cause_and_others(web)
+    shown(web, PAGE)  # what is imported only now takes time
+    text = shown(web, PAGE)
+    assert NOT_IN_TIME not in text
+    assert f"Hold shop.charge with {TENANT}" in text
+    seconds = "celery_dlq.features.differences.operations.AT_ONCE_SECONDS"
+    monkeypatch.setattr(seconds, 1e-9)
+    text = shown(web, PAGE)
+    assert f"{NOT_IN_TIME} Look again" in text
+    assert f"All of the task. {NOT_IN_TIME}" in text
+    assert TENANT not in text
+    assert all(one.remark for one in web.dlq.incidents())
+
+
+def test_the_time_of_a_comparison_is_that_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy with other work the answer is the same."""
+    web = pages()
+    a_cause_and_others(web)
+    clock = iter(range(10**9))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    incidents = Incidents(web.dlq.assembly)
+    group = web.dlq.group(DLQ, GROUP)
+    found = incidents.of_cause(DLQ, group, incidents.example_of(DLQ, group))
+    assert (found.remark, found.conditions) == ("", (TENANT,))
+
+
+def test_the_list_of_causes_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that most letters share, and what happened to the newest ones."""
+    web = pages()
+    a_cause_and_others(web)
+    assert "no time" not in shown(web, GROUPS)
+    monkeypatch.setattr("celery_dlq.features.differences.shares.SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.web.pages.queues.EXAMPLES_SECONDS", -1.0)
+    text = shown(web, GROUPS)
+    assert text.count("what they share is not known: no time") == 2
+    assert "newest letters of 2 causes is left out: there was no time to read them" in text
+
+
+def test_the_overview_says_that_it_had_no_time_for_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An empty message would be one that the letter has not."""
+    web = pages()
+    stored(web)
+    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 9.0)).__next__)
+    monkeypatch.setattr("celery_dlq.features.trends.growth.time", clock)
+    assert "no time to read its message" in shown(web, "/")
+
+
+@pytest.mark.parametrize("minutes", [4.0, 6.0, 30.0])
+def test_a_cause_has_one_rate_and_one_direction(minutes: float) -> None:
+    """In its sentence, in its facts and beside Hold, also if it is younger than five minutes."""
+    web = pages()
+    a_cause_and_others(web, minutes)
+    text = shown(web, PAGE)
+    rates = re.findall(r"([\d.]+) an? (minute|hour)", text)
+    each = f"{60 / minutes:.0f}", "minute"
+    assert rates == 3 * [each if minutes < 10 else ("120", "hour")], text
+    assert "steady" in text
+    assert "growing" not in text
+
+
+def test_the_rate_of_a_young_cause_is_of_its_own_time() -> None:
+    """It has not had five minutes yet."""
+    web = pages()
+    now = datetime.now(timezone.utc)
+    for number in range(30):
+        stored(web, id=f"{number}", dead_lettered_at=now - timedelta(minutes=2))
+    assert web.dlq.group(DLQ, GROUP).per_minute == pytest.approx(15, rel=0.1)
+
+
+def test_a_cause_that_never_was_empty_is_not_said_to_have_been() -> None:
+    """Only one whose letters had all left begins anew."""
+    web = pages()
+    stored(web)
+    assert b"it was last empty" not in web.handle(get(PAGE)).body
+    web.dlq.discard(DLQ, fingerprint=GROUP)
+    stored(web)
+    assert "counted since it was last empty, " in shown(web, PAGE)

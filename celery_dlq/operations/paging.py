@@ -23,7 +23,7 @@ from celery_dlq.operations.redrive.select import (
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Group, RawPage, ordered, position_at
 
-_SCANNED_PER_PAGE = 500
+_SCANNED_PER_PAGE, _LEAST_SCANNED = 500, 25  # Redis sends so many at first
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
 _MAX_CLOCK_ERROR = timedelta(days=1)  # of a worker; more than `CLOCK_SKEW`, to miss no letter
 _MAX_NUMBER = 2**64
@@ -176,7 +176,7 @@ class Search:
         total: int | None = None,
         skipped: str | None = None,
     ) -> None:
-        """Search pages; at least one entry, so that a repeated search gets on."""
+        """Search pages; some entries at least, so that a repeated search gets on."""
         page_bytes = 0
         for position, fields in chain.from_iterable(pages):
             if position == skipped:
@@ -193,7 +193,7 @@ class Search:
             self._last = position
             if len(self._entries) == total:
                 return
-            if time.monotonic() >= self._ends:
+            if self._scanned >= _LEAST_SCANNED and time.monotonic() >= self._ends:
                 self._complete = False
                 return
 

@@ -113,7 +113,7 @@ def test_chosen_letters_come_newest_first(store: Letters) -> None:
 def test_a_search_ends_at_the_deadline_and_goes_on_from_there(store: Letters) -> None:
     """Each page gets on, so all are found in the end, in both directions."""
     wanted = stored(store, task_name="shop.refund")
-    several(store, 3)
+    several(store, 30)
     newest = stored(store, task_name="shop.refund")
     reading = Reading(store)
     options: dict[str, Any] = {"task_name": "shop.refund", "deadline_seconds": 0.0}

@@ -84,7 +84,49 @@ def test_a_letter_is_found_by_its_id_in_any_queue() -> None:
         assert f"{one.id} in {queue}" in found(web, one.id[:8])
     text = json.dumps({"id": "7c9e6679-7425-40de-944b-e07fc1f90ae7"})
     wanted = stored(web, task_name="shop.refund", headers=text)
-    assert f"shop.refund {wanted.id[:8]}" in found(web, "7c9e6679-7425-40de-944b-e07fc1f90ae7")
+    assert f"shop.refund {wanted.id}" in found(web, "7c9e6679-7425-40de-944b-e07fc1f90ae7")
+
+
+def test_the_id_of_a_task_is_found_in_every_queue_whatever_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its index, or among the newest letters; the first queues must not use up the time."""
+    intervals.change(monkeypatch, page=-1.0)
+    monkeypatch.setattr("celery_dlq.features.search.finding.NAMES_SECONDS", -1.0)
+    web, task_id = pages(), "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    for queue in range(12):
+        for number in range(4):
+            stored(web, dead_letter_queue=f"lab-{queue}-DLQ", task_id=f"{queue}-{number}")
+    one = stored(web, dead_letter_queue="zoo-DLQ", task_id=task_id, headers=f'{{"id":"{task_id}"}}')
+    again = stored(web, dead_letter_queue="zoo-DLQ", task_id=task_id, retries=1)
+    other = stored(web, dead_letter_queue="zoo-DLQ", headers=f'{{"root_id":"{task_id}"}}')
+    text = found(web, task_id)
+    assert "Letters of the task with this id" in text
+    assert f"{one.id} in zoo-DLQ" in text
+    assert f"{again.id} in zoo-DLQ" in text
+    assert other.id not in text
+    assert "not looked at" not in text
+    assert web.handle(get("/find", query=urlencode({"q": one.id}))).status == 303
+    monkeypatch.setattr("celery_dlq.features.search.places.MOST_SEARCHED", 1)
+    stored(web, dead_letter_queue="zoo-DLQ", task_id=task_id, retries=2)
+    assert "13 queues have older ones, which were not looked at" in found(web, task_id)
+
+
+def test_a_text_is_searched_in_the_newest_letters_of_several_queues_whatever_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says what it left out: older letters, other queues, causes."""
+    intervals.change(monkeypatch, page=-1.0)
+    monkeypatch.setattr("celery_dlq.features.search.finding.NAMES_SECONDS", -1.0)
+    web = pages()
+    for queue in range(9):
+        for number in range(3):
+            letter = {"dead_letter_queue": f"lab-{queue}-DLQ", "id": f"{queue}-{number}"}
+            stored(web, **letter, kwargs_json=json.dumps({"order": f"SO-{number}"}))
+    text = found(web, "SO-1")
+    assert text.count("1 letter matches of its 3.") == 8
+    assert "1 queue of 9 was not searched: time ran out" in text
+    assert "Causes and ids that begin so may be missing: time ran out" in text
 
 
 def test_letters_are_counted_before_anything_can_be_done_with_them() -> None:
@@ -132,12 +174,13 @@ def test_a_search_that_was_cut_off_says_so_and_leads_on(monkeypatch: pytest.Monk
     """In a queue from where it stopped, and to the queues that were not searched."""
     intervals.change(monkeypatch, page=0.0)
     web = pages()
-    for number in range(3):
+    monkeypatch.setattr("celery_dlq.features.search.finding.LEAST_QUEUES", 1)
+    for number in range(30):
         stored(web, id=f"a{number}")
         stored(web, id=f"b{number}", dead_letter_queue=OTHER)
     answer = web.handle(get("/find", query="q=nowhere"))
     body = answer.body.decode()
-    assert "of the newest 1 of 3" in body
+    assert "of the newest 25 of 30" in body
     on = re.search(r'href="(/queues/[^?"]*)\?([^"]*cursor=[^"]*)">Search on', body)
     assert on
     assert web.handle(get(on[1], query=unescape(on[2]))).status == 200

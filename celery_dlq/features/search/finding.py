@@ -14,6 +14,7 @@ from celery_dlq import timing
 from celery_dlq.errors import NotFound
 from celery_dlq.features.search.places import Places
 from celery_dlq.features.search.words import Asked
+from celery_dlq.letters.conditions import all_hold
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.reading import ID_LENGTH
 from celery_dlq.policies.policy import DLQ_SUFFIX
@@ -32,6 +33,7 @@ MOST_COUNTED = 1_000
 """Letters of a queue that match, before they are counted as more."""
 
 NAMES_SECONDS = 0.02
+LEAST_QUEUES = 8  # of which the newest letters are searched, whatever the time
 _CAUSES_AT_ONCE, _SEARCHED_IN_TIME = 200, 2_000
 _OF_CAUSES = frozenset({"task_name", "reason", "exception_type", "release", "fingerprint"})
 """Fields of a filter that say something of causes."""
@@ -66,6 +68,9 @@ class Found:
     searched: int = 0  # Queues
     left: int = 0  # Queues that were not searched
     first: int = 0  # The number of the first one that was
+    of_task: bool = False  # True if ``by_id`` are of a task, among the newest letters of queues
+    older: int = 0  # Queues with older letters, in which the task was not looked for
+    hurried: bool = False  # True if causes, or ids that begin so, may be missing: time ran out
 
 
 def queues_of(asked: Asked, known: Mapping[str, Any]) -> list[str]:
@@ -95,10 +100,14 @@ class Finder:
             text = asked.text.casefold()
             found.queues = [one for one in names if text in one.casefold()][:MOST]
             found.by_id = [*islice(self._letters_by_id(names, text, until), MOST)]
+            if not found.by_id and len(text) == ID_LENGTH and not asked.where:
+                queues = [name for name in names if known[name][0]]
+                found.by_id = [*islice(self._letters_of_task(found, queues, asked.text), MOST)]
             if found.by_id and len(text) >= ID_LENGTH:
                 return found
         if not first:
             found.causes = [*islice(self._causes(names, asked, until), MOST)]
+            found.hurried = time.monotonic() >= until and len(found.causes) < MOST
         if asked.text or asked.where:
             with_letters = [name for name in names if known[name][0]]
             self._search(found, asked, with_letters[first:], known)
@@ -110,6 +119,19 @@ class Finder:
         for queue, letter_id in self._places.of_letter(names, word, until):
             with suppress(NotFound):
                 yield self._reading.entry(letter_id, queue, whole=True)
+
+    def _letters_of_task(
+        self, found: Found, names: Sequence[str], task_id: str
+    ) -> Iterator[tuple[str, RawEntry]]:
+        """The letters of a task among the newest of every queue; each queue is looked at."""
+        found.of_task, wanted = True, (_named(task_id),)
+        for queue, more, ids in [*self._places.of_task(names, task_id)]:
+            found.older += more
+            for letter_id in ids:
+                with suppress(NotFound):
+                    entry = self._reading.entry(letter_id, queue, whole=True)[1]
+                    if entry.text("task_id") == task_id or all_hold(wanted, entry.text):
+                        yield queue, entry
 
     def _causes(
         self, names: Sequence[str], asked: Asked, until: float
@@ -138,11 +160,11 @@ class Finder:
         until = time.monotonic() + timing.current.page
         filters = [asked.letters]
         if len(asked.text) == ID_LENGTH and not asked.where:
-            filters.append(LetterFilter(conditions=(f"headers.id={json.dumps(asked.text)}",)))
+            filters.append(LetterFilter(conditions=(_named(asked.text),)))
         sizes = [min(known[queue][0], _SEARCHED_IN_TIME) for queue in names]
         for queue, size in zip(names, sizes, strict=True):
             left = until - time.monotonic()
-            if left <= 0 and found.searched:
+            if left <= 0 and found.searched >= LEAST_QUEUES:
                 break
             others = sizes[found.searched : found.searched + MOST]
             share = left * size / sum(others) / len(filters)
@@ -164,6 +186,11 @@ class Finder:
             scanned=page.scanned,
             older=page.older,
         )
+
+
+def _named(task_id: str) -> str:
+    """The condition that a message is of a task."""
+    return f"headers.id={json.dumps(task_id)}"
 
 
 def _is_of(group: Group, asked: Asked) -> bool:

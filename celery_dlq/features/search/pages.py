@@ -33,7 +33,7 @@ def find(call: Call) -> Page:
             found = Finder(call.dlq.assembly).find(asked, first)
     except DLQError as exc:
         problem = str(exc)
-    if len(found.by_id) == 1 and len(typed) == ID_LENGTH:
+    if len(found.by_id) == 1 and len(typed) == ID_LENGTH and not found.of_task:
         queue, entry = found.by_id[0]
         return call.to("letter", queue=queue, letter=entry.key)
     return call.page(

@@ -147,6 +147,23 @@ def test_letters_are_counted_before_anything_can_be_done_with_them() -> None:
     assert "did you mean" in found(web, "queue=ordres-DLQ SO-1042", status=400)
 
 
+def test_a_value_inside_an_argument_is_found_by_its_path_and_the_page_says_how() -> None:
+    """The name alone is one of an argument itself."""
+    web = pages()
+    inside = {"empfänger": {"mandant": "Klinikum Nord"}}
+    stored(web, args_json=json.dumps([inside]), kwargs_json="{}")
+    for words in (
+        '"args[0].empfänger.mandant=Klinikum Nord"',
+        'args[0].empfänger.mandant="Klinikum Nord"',
+        "args[0].empfänger.mandant~Klinikum",
+        "arg:mandant=1 queue=orders",
+    ):
+        text = found(web, words)
+        says_how = "Write the path of a value inside another one" in text
+        assert says_how is words.startswith("arg:"), text
+        assert ("1 letter matches of its 1." in text) is not says_how, text
+
+
 def test_causes_and_queues_are_found_by_name() -> None:
     """Also a cause by the beginning of its fingerprint, and one without letters."""
     web = pages()

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.events import GroupState
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
     from celery_dlq.store.records import Group, QueueSummary
 
-_MOST_QUEUES = 20  # whose causes are looked at
-_MOST_CAUSES = 20  # of each, the newest
+_MOST_QUEUES, _MOST_CAUSES = 20, 20  # queues that are looked at; of each the newest causes
 SETTLED = (GroupState.MUTED, GroupState.RESOLVED)  # nobody has to do anything about them
 
 
-class Explained(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Explained:
     """Why the letters of a cause died, as far as that shows at once."""
 
     sentence: str  # Of the triage
@@ -139,5 +139,5 @@ class Incidents:
             dead_letter_queue=queue,
             group=group,
             message=message_of(example),
-            **next(found, Explained("", ()))._asdict(),
+            **asdict(next(found, Explained("", ()))),
         )

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import bad_day
 import pytest
 import redis
+from builders import an_app
 from looking import expect, sideways, violations
 from served import Pages, Worker
+from waiting import poll
 
 from celery_dlq import DeadLetters
 
 QUEUE = "orders-DLQ"
 SOME_PAGES = ("/", f"/queues/{QUEUE}", f"/queues/{QUEUE}/letters", "/jobs", "/audit")
+
+
+def _charge() -> None:
+    """Nothing runs it."""
 
 
 @pytest.fixture(autouse=True)
@@ -115,9 +122,51 @@ def test_the_strip_is_accessible_and_fits(
     page = context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
     for path in SOME_PAGES:
         page.goto(pages.url + path)
-        expect(page.get_by_role("region", name="In force").get_by_role("listitem")).to_have_count(3)
+        strip = page.get_by_role("region", name="In force")
+        assert violations(page) == []
+        if width == 360:
+            strip.locator("summary").click()
+        expect(strip.get_by_role("listitem")).to_have_count(3)
         assert not sideways(page)
         assert violations(page) == []
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_what_is_in_force_is_one_line_of_a_phone_until_it_is_tapped(
+    held: str,
+    dlq: DeadLetters,
+    redis_url: str,
+    context: Callable[..., Any],
+    pages: Pages,
+    *,
+    script: bool,
+) -> None:
+    """Several holds of long names hide nothing of what one was paged for; one stays as it is."""
+    page = context(viewport={"width": 360, "height": 740}, java_script_enabled=script).new_page()
+    page.goto(pages.url)
+    strip = page.get_by_role("region", name="In force")
+    release = strip.get_by_role("button", name=f"Release {held}")
+    expect(release).to_be_visible()
+    dlq.hold("shop.*", queue="mails", reason="a reason of some length, to see it wrapped")
+    queues = {"orders": {"max_deliveries": 5, "circuit_breaker": {}}}
+    app = an_app(broker_url=redis_url, dlq_url=redis_url, dlq_queues=queues)
+    with closing(DeadLetters(app)) as other:
+        other.app.task(_charge, name="shop.charge", shared=False)
+        other.open_breaker("shop.charge", "orders")
+    fold = strip.locator("summary")
+    poll(lambda: page.reload() and fold.count() and "1 breaker" in fold.inner_text())
+    assert " ".join(fold.inner_text().split()) == "2 holds, 1 breaker, open"
+    expect(release).to_be_hidden()
+    assert strip.bounding_box()["height"] < 60
+    fold.click()
+    expect(release).to_be_visible()
+    box = release.bounding_box()
+    assert box["x"] + box["width"] > 300
+    assert not sideways(page)
+    wide = context(viewport={"width": 1280, "height": 800}, java_script_enabled=script).new_page()
+    wide.goto(pages.url)
+    expect(wide.get_by_role("button", name=f"Release {held}")).to_be_visible()
+    expect(wide.get_by_role("region", name="In force").locator("summary")).to_be_hidden()
 
 
 def test_who_may_not_hold_sees_why(held: str, page: Any, serve: Callable[..., Pages]) -> None:

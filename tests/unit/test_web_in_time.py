@@ -6,11 +6,12 @@ import json
 import re
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import pytest
 from builders import DLQ
 from test_web_groups import GROUP, GROUPS, PAGE, shown, stored
-from web_pages import Pages, get, pages
+from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
 from celery_dlq.features.differences.operations import NOT_IN_TIME
 from celery_dlq.operations.incidents import Incidents
@@ -78,7 +79,7 @@ def test_the_overview_says_that_it_had_no_time_for_a_message(
     """An empty message would be one that the letter has not."""
     web = pages()
     stored(web)
-    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 9.0)).__next__)
+    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 0.0, 9.0)).__next__)
     monkeypatch.setattr("celery_dlq.features.trends.growth.time", clock)
     assert "no time to read its message" in shown(web, "/")
 
@@ -113,3 +114,35 @@ def test_a_cause_that_never_was_empty_is_not_said_to_have_been() -> None:
     web.dlq.discard(DLQ, fingerprint=GROUP)
     stored(web)
     assert "counted since it was last empty, " in shown(web, PAGE)
+
+
+def test_a_hold_says_before_what_it_would_have_caught() -> None:
+    """By the letters of the last minutes with its task and argument, and how many a minute."""
+    web = pages()
+    a_cause_and_others(web)
+
+    def charge() -> None:
+        """Nothing runs it."""
+
+    web.dlq.app.task(charge, name="shop.charge", shared=False)
+    cookie, token = form_of()
+    for where, expected in (
+        (TENANT, "60 of these messages died in the last 10 min, 15 a minute"),
+        ("", "120 of these messages died in the last 10 min, 30 a minute"),
+        ("kwargs.tenant=nobody", "0 of these messages died in the last 10 min, quiet"),
+    ):
+        fields = urlencode({"task": "shop.charge", "where": where})
+        request = post("/holds", cookie, token, fields=fields, headers=SAME_SITE)
+        body = web.handle(request).body.decode()
+        assert expected in body, body
+    assert web.dlq.holds() == []
+
+
+def test_long_names_break_at_dots_and_underscores_only() -> None:
+    """A short one is a text as any other; what a name has is escaped as ever."""
+    web = pages()
+    stored(web, task_name="lab.transmissions.send_observation_report<b>\x1b")
+    broken = "lab.<wbr>transmissions.<wbr>send_<wbr>observation_<wbr>report&lt;b&gt;\\x1b</span>"
+    for path in ("/", GROUPS, PAGE, f"{GROUPS}/letters"):
+        body = web.handle(get(path)).body.decode()
+        assert f'<span class="name">{broken}' in body, path

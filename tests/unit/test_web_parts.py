@@ -39,12 +39,12 @@ def test_a_search_that_was_cut_off_leads_on(monkeypatch: pytest.MonkeyPatch) -> 
     intervals.change(monkeypatch, page=0.0)
     web = pages()
     wanted = stored(web, task_name="shop.refund")
-    for _ in range(3):
+    for _ in range(75):
         stored(web)
     text, seen = shown(web, f"{QUEUE}/letters", task_name="shop.refund"), 1
     while wanted.id not in text:
-        assert "None found among 1 letters yet." in text
-        link = re.search(r'<a data-searched="1" href="[^"?]*\?([^"]*)">Search on from here', text)
+        assert "None found among 25 letters yet." in text
+        link = re.search(r'<a data-searched="25" href="[^"?]*\?([^"]*)">Search on from here', text)
         assert link, text
         answer = web.handle(get(f"{QUEUE}/letters", query=unescape(link[1])))
         text, seen = answer.body.decode(), seen + 1

@@ -21,7 +21,7 @@ from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.templating import pace
 
 SECONDS = 0.02
-"""How long causes are read; those of one queue take a millisecond or two."""
+"""How long causes are read, and then their messages; the causes of a queue take a millisecond."""
 
 MOST_COMPARED = 3
 """Queues, those that grow most: of a Redis that is 10 ms away, each takes 40."""
@@ -75,7 +75,7 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
         said.append(f"{len(growing) - MAX_SAID} more are growing")
     if quiet:
         said.append(f"{quiet:,} {'queue is' if quiet == 1 else 'queues are'} quiet")
-    shown = [*_shown(call, causes, until)]
+    shown = [*_shown(call, causes)]
     return "growth.html", {"said": "; ".join(said), "of": found, "causes": shown, "unread": unread}
 
 
@@ -86,10 +86,10 @@ def _newest(call: Call, queue: str) -> list[Group]:
     return []
 
 
-def _shown(call: Call, causes: Sequence[tuple[str, Group]], until: float) -> Iterator[Cause]:
+def _shown(call: Call, causes: Sequence[tuple[str, Group]]) -> Iterator[Cause]:
     """The causes with the most letters in the last hour; no muted one and no resolved one."""
     loud = [one for one in causes if one[1].last_hour and one[1].status.state not in SETTLED]
-    incidents = Incidents(call.dlq.assembly)
+    incidents, until = Incidents(call.dlq.assembly), time.monotonic() + SECONDS
     for queue, group in sorted(loud, key=lambda one: -one[1].last_hour)[:MAX_SHOWN]:
         in_time = time.monotonic() < until
         example = incidents.example_of(queue, group) if in_time else None

@@ -106,7 +106,9 @@
           input.value = location.pathname + location.search;
         });
       }
+      const unfolded = strip.querySelector("details[open]") !== null;
       strip.replaceChildren(...fresh.childNodes);
+      strip.querySelector("details")?.toggleAttribute("open", unfolded);
       strip.dataset.names = names.join(" ");
       all("time[data-ago], time[data-at]", strip).forEach(showLocal);
       say("What is in force has changed.");

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
 
-from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.in_force import InForce
 from celery_dlq.operations.incidents import Incident
 from celery_dlq.web.http import Call, Page, Panel, Permission, get, post
 from celery_dlq.web.pages import confirm, span_of
-from celery_dlq.web.templating import duration, pace
+from celery_dlq.web.templating import duration
 
-_LATELY, _MOST_QUEUES, _MOST_COUNTED = timedelta(minutes=10), 10, 2_000
 SHOWN = 12
 """Names in a list."""
 
@@ -47,7 +43,6 @@ def hold(call: Call) -> Page:
                 "queues": _some_names(queues, all_of=queue is None),
                 "only with": ", ".join(where) or "any arguments",
                 "for": "until somebody releases them" if span is None else duration(span),
-                "now": _caught(call, tasks, queue, where),
                 "why": reason or "-",
                 "noticed": "by workers within 2 seconds; tasks that run go on",
             },
@@ -55,27 +50,6 @@ def hold(call: Call) -> Page:
         )
     except DLQError as exc:
         return holds(call, str(exc))
-
-
-def _caught(call: Call, tasks: Sequence[str], queue: str | None, where: Sequence[str]) -> str:
-    """How many messages a hold would have caught lately, by the letters of the busiest queues."""
-    now, reading = datetime.now(timezone.utc), call.dlq.assembly.reading()
-    meant = LetterFilter(since=now - _LATELY, conditions=tuple(where))
-    names = [*reading.busiest()][:_MOST_QUEUES]
-    seconds = timing.current.page / max(1, len(names))
-    pages = [reading.page(x, meant, size=_MOST_COUNTED, deadline_seconds=seconds) for x in names]
-    entries = [entry for page in pages for entry in page.entries]
-    died = [
-        int(entry.text("dead_lettered_at") or 0) / 1e6
-        for entry in entries
-        if entry.text("task_name") in tasks and queue in (None, entry.text("source_queue"))
-    ]
-    minutes = max(1.0, min(_LATELY.total_seconds(), now.timestamp() - min(died, default=0)) / 60)
-    more = " at least" if any(page.older for page in pages) else ""
-    return (
-        f"{len(died):,}{more} of these messages died in the last {duration(_LATELY)}, "
-        f"{pace(len(died) / minutes)}; those that would succeed, and those that wait, are held, too"
-    )
 
 
 def end_hold(call: Call) -> Page:

@@ -4,5 +4,9 @@ from celery_dlq.registry import Feature
 
 FEATURE = Feature(
     name="trends",
-    panels={"group_course": "course:course", "growth": "growth:growth"},
+    panels={
+        "before_hold": "lately:hold",
+        "group_course": "course:course",
+        "growth": "growth:growth",
+    },
 )

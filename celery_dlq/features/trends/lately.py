@@ -1,0 +1,38 @@
+"""What a hold would have caught lately, by the letters of its messages: said before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+
+from celery_dlq import timing
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.web.http import Call, Panel
+from celery_dlq.web.templating import duration, pace
+
+_LATELY, _MOST_QUEUES, _MOST_COUNTED = timedelta(minutes=10), 10, 2_000
+
+
+def hold(call: Call, _facts: Mapping[str, str]) -> Panel:
+    """How many of its messages died lately, and how many a minute, in the busiest queues."""
+    task, queue = call.typed("task") or None, call.typed("queue") or None
+    where = tuple(one.strip() for one in call.form.get("where", ()) if one.strip())
+    tasks, _queues = call.dlq.check_hold(task, queue=queue, conditions=where)
+    now, reading = datetime.now(timezone.utc), call.dlq.assembly.reading()
+    meant = LetterFilter(since=now - _LATELY, conditions=where)
+    names = [*reading.busiest()][:_MOST_QUEUES]
+    seconds = timing.current.page / max(1, len(names))
+    pages = [reading.page(x, meant, size=_MOST_COUNTED, deadline_seconds=seconds) for x in names]
+    died = [
+        int(entry.text("dead_lettered_at") or 0) / 1e6
+        for page in pages
+        for entry in page.entries
+        if entry.text("task_name") in tasks and queue in (None, entry.text("source_queue"))
+    ]
+    age = min(_LATELY.total_seconds(), now.timestamp() - min(died, default=0))
+    return "caught.html", {
+        "died": len(died),
+        "more": any(page.older for page in pages),
+        "lately": duration(_LATELY),
+        "pace": pace(len(died) * 60 / max(60.0, age)),
+    }

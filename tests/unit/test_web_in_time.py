@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from urllib.parse import urlencode
 
+import intervals
 import pytest
 from builders import DLQ
 from test_web_groups import GROUP, GROUPS, PAGE, shown, stored
@@ -116,8 +117,9 @@ def test_a_cause_that_never_was_empty_is_not_said_to_have_been() -> None:
     assert "counted since it was last empty, " in shown(web, PAGE)
 
 
-def test_a_hold_says_before_what_it_would_have_caught() -> None:
+def test_a_hold_says_before_what_it_would_have_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the letters of the last minutes with its task and argument, and how many a minute."""
+    intervals.change(monkeypatch, page=10.0)
     web = pages()
     a_cause_and_others(web)
 

@@ -4,9 +4,5 @@ from celery_dlq.registry import Feature
 
 FEATURE = Feature(
     name="trends",
-    panels={
-        "before_hold": "lately:hold",
-        "group_course": "course:course",
-        "growth": "growth:growth",
-    },
+    panels={"confirm": "lately:before", "group_course": "course:course", "growth": "growth:growth"},
 )

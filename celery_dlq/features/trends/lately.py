@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from celery_dlq import timing
 from celery_dlq.letters.filters import LetterFilter
@@ -13,7 +14,12 @@ from celery_dlq.web.templating import duration, pace
 _LATELY, _MOST_QUEUES, _MOST_COUNTED = timedelta(minutes=10), 10, 2_000
 
 
-def hold(call: Call, _facts: Mapping[str, str]) -> Panel:
+def before(call: Call, route: str) -> Panel:
+    """What is said before a change that a form asks for: nothing but before a hold."""
+    return "caught.html", _caught(call) if route == "hold" else {"lately": ""}
+
+
+def _caught(call: Call) -> Mapping[str, Any]:
     """How many of its messages died lately, and how many a minute, in the busiest queues."""
     task, queue = call.typed("task") or None, call.typed("queue") or None
     where = tuple(one.strip() for one in call.form.get("where", ()) if one.strip())
@@ -30,7 +36,7 @@ def hold(call: Call, _facts: Mapping[str, str]) -> Panel:
         if entry.text("task_name") in tasks and queue in (None, entry.text("source_queue"))
     ]
     age = min(_LATELY.total_seconds(), now.timestamp() - min(died, default=0))
-    return "caught.html", {
+    return {
         "died": len(died),
         "more": any(page.older for page in pages),
         "lately": duration(_LATELY),

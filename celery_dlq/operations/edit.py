@@ -109,6 +109,17 @@ def arguments(content_type: str, body: bytes, headers: Mapping[str, Any]) -> Arg
         ) from exc
 
 
+def edits_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The edits that headers record, the oldest first; publishers may write any text there."""
+    try:
+        found = json.loads(headers.get(EDITED_HEADER) or "[]")
+    except (ValueError, TypeError, RecursionError):
+        return []
+    found = found[-MAX_EDITS:] if isinstance(found, list) else []
+    edits = (edit for edit in found if isinstance(edit, dict))
+    return [{k: text for k, text in edit.items() if isinstance(text, str)} for edit in edits]
+
+
 def editing(
     edit: Edit, *, actor: str, now: datetime, redaction: Redaction = NO_REDACTION
 ) -> Callable[[Outgoing], Outgoing]:
@@ -146,7 +157,7 @@ def _apply_edit(
         message.headers["argsrepr"] = _described(tuple(new_args))
     if message.headers.get("kwargsrepr") is not None:
         message.headers["kwargsrepr"] = _described(new_kwargs)
-    trail = _parsed_trail(message.headers.get(EDITED_HEADER))
+    trail: list[Any] = edits_of(message.headers)
     trail.append(
         {
             "at": iso(now),
@@ -214,11 +225,3 @@ def _described(value: object) -> str:
 def _shown_arguments(args: object, kwargs: object, headers: Mapping[str, Any]) -> str:
     parts = [args, kwargs, headers] if headers else [args, kwargs]
     return shortened(json.dumps(parts, ensure_ascii=False, default=str), MAX_SHOWN_CHARS)
-
-
-def _parsed_trail(header: object) -> list[Any]:
-    try:
-        found = json.loads(header) if isinstance(header, str) else []
-    except ValueError:
-        return []
-    return found if isinstance(found, list) else []

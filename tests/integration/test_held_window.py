@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import intervals
 import pytest
-from builders import an_app
+from builders import a_letter, an_app, key_of
 from celery.contrib.testing.worker import start_worker
 from click.testing import CliRunner, Result
 from waiting import poll
@@ -17,6 +19,7 @@ from waiting import poll
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.store.worker_records import ClaimState
 
@@ -137,6 +140,62 @@ def test_a_held_message_is_edited_before_anybody_starts_it(
     dlq.release(hold)
     poll(lambda: len(ran) == 3, timeout_seconds=30)
     assert ran == [10, 4000, 4500]
+
+
+@pytest.fixture
+def payment(redis_url: str) -> Iterator[tuple[DeadLetters, str, DeadLetter]]:
+    """A payment that is held, without a worker."""
+    app = an_app(broker_url=redis_url, dlq_queues={"orders": {"max_deliveries": 3}})
+    app.conf.dlq_redact = ["kwargs.card"]
+    dlq = DeadLetters(app)
+    hold = dlq.hold(queue="orders").id
+    kwargs = {"amount": 5000, "card": "4111-1111"}
+    letter = a_letter(
+        dead_letter_queue=hold,
+        task_id="pay-5000",
+        task_name="shop.pay",
+        content_type="application/json",
+        body=json.dumps([[1, 2], kwargs, {}]).encode(),
+        args_json="[1,2]",
+        kwargs_json=json.dumps(kwargs),
+    )
+    dlq.assembly.backend.held.dead_letter(letter, key_of(letter))
+    yield dlq, hold, letter
+    dlq.close()
+    app.close()
+
+
+def test_of_two_editors_the_later_one_is_told_what_changed(
+    payment: tuple[DeadLetters, str, DeadLetter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other one saved stays; what was typed is printed, because the file is gone."""
+    dlq, hold, letter = payment
+    opened, go = tmp_path / "opened", tmp_path / "go"
+    editor = tmp_path / "editor"
+    editor.write_text(
+        f"#!/bin/sh\ntouch {opened}\n"
+        f"for i in $(seq 600); do [ -e {go} ] && break; sleep 0.05; done\n"
+        'sed -i s/5000/6000/ "$1"\n'
+    )
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(run, dlq, "edit", hold, letter.id[:8])
+        poll(opened.exists, timeout_seconds=30)
+        dlq.edit_held(hold, letter.id, Edit(assign={"args[1]": 7}))
+        go.touch()
+        refused = slow.result(30)
+    assert refused.exit_code == 1
+    assert "has changed meanwhile" in refused.output
+    assert "[[1, 7]," in refused.output  # to what
+    assert '"amount": 6000' in refused.output  # what was typed
+    assert "4111" not in refused.output
+    (found,) = dlq.held_messages(hold)
+    assert json.loads(found.args_json or "") == [1, 7]
+    assert json.loads(found.kwargs_json or "") == {"amount": 5000, "card": "4111-1111"}
+    assert run(dlq, "edit", hold, letter.id[:8]).exit_code == 0
+    (found,) = dlq.held_messages(hold)
+    assert json.loads(found.kwargs_json or "")["amount"] == 6000
 
 
 def test_an_edit_and_a_release_never_both_have_a_message(

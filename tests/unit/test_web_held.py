@@ -10,6 +10,7 @@ from builders import a_letter, key_of
 from web_pages import SAME_SITE, Answer, Pages, form_of, get, pages, post
 
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import Permission, User
 
 AMOUNTS = (5000, 7000)
@@ -78,6 +79,29 @@ def test_a_held_message_is_edited_on_its_page(hold: tuple[Pages, str, list[DeadL
     assert [one.id for one in web.dlq.held_messages(name)][-1] == first.id
     assert b"edited by olga" in web.handle(get(path)).body
     assert web.dlq.changes(limit=1)[0].detail["note"] == "OPS-9"
+
+
+def test_a_form_that_was_opened_before_another_edit_is_refused_once(
+    hold: tuple[Pages, str, list[DeadLetter]],
+) -> None:
+    """It says who changed what, and keeps what was typed; then it may be saved all the same."""
+    web, name, (first, _second) = hold
+    path = f"/holds/{name}/{first.id}"
+
+    def seen_on(page: Answer) -> str:
+        return page.body.decode().partition('name="seen" value="')[2].partition('"')[0]
+
+    fields = {"args": "[]", "kwargs": '{"amount": 4000}', "seen": seen_on(web.handle(get(path)))}
+    assert fields["seen"]
+    web.dlq.edit_held(name, first.id, Edit(assign={"kwargs.note": "from rita"}))
+    refused = sent(web, f"{path}/edit", fields)
+    text = refused.body.decode()
+    assert (refused.status, "has changed meanwhile" in text) == (400, True)
+    assert text.count("from rita") >= 2  # in the error, and as it is now
+    assert "4000" in text
+    found = json.loads(list(web.dlq.held_messages(name))[-1].kwargs_json or "")
+    assert found == {"amount": 5000, "note": "from rita"}
+    assert sent(web, f"{path}/edit", fields | {"seen": seen_on(refused)}).status == 303
 
 
 def test_a_held_message_is_stopped_on_its_page(hold: tuple[Pages, str, list[DeadLetter]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import a_letter
 
+from celery_dlq.operations.edit import edits_of
 from celery_dlq.web.pages import letters as pages
 
 
@@ -71,5 +72,5 @@ def test_edits_of_any_form_are_shown_or_left_out() -> None:
     """The header comes from a publisher, too."""
     edits = json.dumps([{"at": 1, "actor": None, "from": [], "to": "{}"}, 7, None])
     headers = {"dlq_edited": edits, "dlq_redrive": "20260101-1"}
-    assert pages.edits_of(headers) == [{"to": "{}"}]
-    assert pages.edits_of({"dlq_edited": 5, "dlq_redrive": []}) == []
+    assert edits_of(headers) == [{"to": "{}"}]
+    assert edits_of({"dlq_edited": 5, "dlq_redrive": []}) == []

@@ -12,8 +12,10 @@ from celery_dlq.cli.next_command import say_next
 from celery_dlq.cli.options import filter_options, json_option, letter_filter, yes_option
 from celery_dlq.cli.redrive import edited_by_hand
 from celery_dlq.cli.table import say
+from celery_dlq.errors import DLQError
 from celery_dlq.features.held.operations import HeldWindow
 from celery_dlq.letters.conditions import assignment
+from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
 
 _note_option = click.option("--note", default="", help="Why, e.g. a ticket; the audit shows it.")
@@ -82,8 +84,13 @@ def edit(
     window = HeldWindow(dead_letters_of(ctx).assembly)
     found = window.reading.entry(message_id, hold_id)[1]
     new = {} if assignments else edited_by_hand(window.reading, found.key, hold_id)
-    change = Edit(assign=dict(map(assignment, assignments)), **new)
-    letter = window.edit_held(hold_id, found.key, change, note=note)
+    change, seen = Edit(assign=dict(map(assignment, assignments)), **new), new and found.position
+    try:
+        letter = window.edit_held(hold_id, found.key, change, note=note, seen=seen or "")
+    except DLQError:
+        if new:  # the editor's file is gone
+            click.echo(f"What was typed, and is not saved:\n{json_text(new, indent=2)}", err=True)
+        raise
     console, task = console_of(ctx), letter.task_name or "no task"
     say(console, f"Edited {letter.id} of {hold_id}; {task} runs with the new arguments.")
     say_next(console, f"held show {hold_id} {letter.id[:8]}", f"release {hold_id}")

@@ -18,7 +18,7 @@ from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER, LETTER_HEADER
 from celery_dlq.letters.packing import packed
-from celery_dlq.operations.edit import Edit, arguments
+from celery_dlq.operations.edit import Edit, arguments, edits_of
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.paging import LetterPage
 from celery_dlq.operations.reading import Reading
@@ -78,14 +78,17 @@ class HeldWindow:
         return self.reading.page(hold_id, where, cursor=cursor, deadline_seconds=seconds)
 
     def edit_held(
-        self, hold_id: str, letter_id: str, change: Edit, *, note: str = ""
+        self, hold_id: str, letter_id: str, change: Edit, *, note: str = "", seen: str = ""
     ) -> DeadLetter:
         """Change the arguments of a held message, which stays held, as the newest of its hold.
 
         The header ``dlq_edited`` records who changed what, when, and the old values, as `edit`
-        does. Refuses a message that a release has, or may have sent already.
+        does. Refuses a message that a release has, or may have sent already; and with ``seen``, the
+        position of the message as it was shown, one that somebody has edited since.
         """
         with self._claimed(hold_id, letter_id) as (found, owner):
+            if seen and found.position != seen:
+                raise self._has_changed(found)
             letter = self._edited(found, change)
             self._record(Action.EDITED, hold_id, letter, note=note, changed=change.paths())
             if not self._replaced.put(hold_id, letter, owner=owner):
@@ -120,6 +123,17 @@ class HeldWindow:
             yield self.reading.entry(key, hold_id)[1], owner  # as it is now, edited or not
         finally:  # one that may have been sent stays in doubt
             claims.release(hold_id, [key], owner=owner)
+
+    def _has_changed(self, found: RawEntry) -> DLQError:
+        """The error that says who changed what meanwhile, as far as people may see it."""
+        headers = self.reading.redaction.letter(found.letter()).decoded("headers") or {}
+        last = (edits_of(headers) or [{}])[-1]
+        names = ("actor", "at", "from", "to")
+        who, at, old, new = (last.get(name, "unknown") for name in names)
+        return DLQError(
+            f"expected the message {found.key} as it was shown, got one that has changed "
+            f"meanwhile: {who} edited it at {at}, from {old} to {new}; nothing was saved"
+        )
 
     def _edited(self, found: RawEntry, change: Edit) -> DeadLetter:
         """The letter of a held message with the arguments and headers that the message gets."""

@@ -7,13 +7,13 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavai
 from celery_dlq.features.held.operations import HeldWindow
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable_json
-from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.edit import Edit, edits_of
 from celery_dlq.operations.paging import LetterPage
 from celery_dlq.operations.release import HeldMessages
 from celery_dlq.web.http import Call, Page, Panel, Permission, get, post
 from celery_dlq.web.pages import Row, confirm, json_text, suppressed
 from celery_dlq.web.pages.changes import typed_json
-from celery_dlq.web.pages.letters import arguments_of, edits_of
+from celery_dlq.web.pages.letters import arguments_of
 
 
 def held_messages(call: Call) -> Page:
@@ -50,7 +50,8 @@ def held_message(call: Call, error: str = "") -> Page:
     """Show one message with its arguments, which can be edited."""
     hold_id, letter_id = call.parts["hold"], call.parts["letter"]
     reading = HeldWindow(call.dlq.assembly).reading
-    letter = call.masked(reading.entry(letter_id, hold_id)[1])
+    entry = reading.entry(letter_id, hold_id)[1]
+    letter = call.masked(entry)
     arguments, why_none = arguments_of(letter)
     typed = suppressed(lambda: reading.arguments(letter_id, hold_id), DLQError)
     return call.page(
@@ -58,6 +59,7 @@ def held_message(call: Call, error: str = "") -> Page:
         status=400 if error else 200,
         title=f"Held: {letter.task_name or 'no task'} {letter.id[:8]}",
         message=letter,
+        seen=entry.position,
         arguments=arguments,
         why_none=why_none,
         edits=edits_of(letter.decoded("headers") or {}),
@@ -80,7 +82,8 @@ def edit_held(call: Call) -> Page:
             args=typed_json(call, "args", list, "a list"),
             kwargs=typed_json(call, "kwargs", dict, "an object"),
         )
-        call.dlq.edit_held(hold_id, letter_id, change, note=call.typed("note"))
+        note, seen = call.typed("note"), call.typed("seen")
+        call.dlq.edit_held(hold_id, letter_id, change, note=note, seen=seen)
     except (StoreUnavailable, BrokerUnavailable, NotFound):
         raise
     except DLQError as exc:

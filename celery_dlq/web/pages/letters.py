@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,10 +15,11 @@ from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
 from celery_dlq.letters.facts import facts_of
-from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER, lives_of
+from celery_dlq.letters.headers import REDRIVE_HEADER, lives_of
 from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
+from celery_dlq.operations.edit import edits_of
 from celery_dlq.web.http import Call, Page, RequestError
 from celery_dlq.web.pages import Row, filter_of, frames_of, gone_page, query_of, suppressed
 
@@ -37,7 +38,6 @@ MAX_NODES = 2000
 MAX_DEPTH = 40
 MAX_CHILDREN = 200
 MAX_TEXT = 2000
-MAX_EDITS = 20
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 
@@ -164,17 +164,6 @@ def arguments_of(letter: DeadLetter) -> tuple[list[Node], str]:
         return [tree_of(json.loads(text), name) for name, text in texts.items()], ""
     except (ValueError, RecursionError):
         return [], "The arguments cannot be read."
-
-
-def edits_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Edits of a message, from headers that are masked already; publishers may write any."""
-    try:
-        found = json.loads(headers.get(EDITED_HEADER) or "[]")
-    except (ValueError, TypeError, RecursionError):
-        return []
-    found = found[:MAX_EDITS] if isinstance(found, list) else []
-    edits = (edit for edit in found if isinstance(edit, dict))
-    return [{k: text for k, text in edit.items() if isinstance(text, str)} for edit in edits]
 
 
 def _make_node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:

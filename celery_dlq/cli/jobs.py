@@ -183,7 +183,7 @@ class JobRequest:
             check_start(start_at(now), now)
         if self.yes:
             plan = dead_letters.plan(self.kind, self.queue, self.where, **self.how)
-            self.refuse_none(plan.total != 0)
+            self.refuse_none(plan.total != 0, plan.preview["warnings"])
         else:
             plan = dead_letters.assembly.jobs().keep_plan(self.agreed().job)
         at = None if start_at is None else start_at(dead_letters.job_store.now())

@@ -16,15 +16,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
-from functools import reduce
-from itertools import accumulate
+from functools import partial, reduce
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import ExportError
 from celery_dlq.export import partition
 from celery_dlq.export.arrow import pa, pc, pq
 from celery_dlq.export.destination import NOTES, Destination
-from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter, fields_read
 from celery_dlq.letters.record import Kind, field_kinds, from_micros, to_micros
 from celery_dlq.store.records import Group, GroupOrder, in_order, ordered
 
@@ -71,6 +71,7 @@ class ExportedLetters:
         store: Letters,
         *,
         where: LetterFilter | None = None,
+        reads: set[str] | None = None,
         end: str = "",
     ) -> None:
         self.destination = destination
@@ -78,15 +79,23 @@ class ExportedLetters:
         self.overviews = ExportedGroups(self)
         self._store = store
         self._where = where or LetterFilter()
+        self._reads = reads  # The fields of letters that are asked for; `None` for all
         self._end = end
 
-    def narrowed(self, where: LetterFilter) -> ExportedLetters:
-        """The same, without the files and row groups in which no letter matches a filter."""
-        return ExportedLetters(self.destination, self._store, where=where, end=self._end)
+    def narrowed(self, where: LetterFilter, reads: set[str] | None = None) -> ExportedLetters:
+        """The same, without the files and row groups in which no letter matches a filter.
+
+        Of the letters only the fields that are named, or all of them, and those of the filter.
+        """
+        return self._with(where=where, reads=self._reads if reads is None else reads)
 
     def until(self, end: str) -> ExportedLetters:
         """The same, without files that were written after `end` was asked."""
-        return ExportedLetters(self.destination, self._store, where=self._where, end=end)
+        return self._with(end=end)
+
+    def _with(self, **changed: Any) -> ExportedLetters:
+        kept = {"where": self._where, "reads": self._reads, "end": self._end}
+        return ExportedLetters(self.destination, self._store, **{**kept, **changed})
 
     def refuse_redacted(self) -> None:
         """Refuse a folder that has not the bodies of letters as they were.
@@ -284,7 +293,8 @@ class ExportedLetters:
         self, parquet: Any, size: int, *, newest_first: bool
     ) -> Iterator[tuple[Sequence[int], Any]]:
         """The rows that may match, in parts: their numbers in the file, and their columns."""
-        names = [name for name in field_kinds() if name in parquet.schema_arrow.names]
+        wanted = self._reads and self._reads | fields_read(self._where)
+        names = [one for one in parquet.schema_arrow.names if one in (wanted or field_kinds())]
         count = parquet.num_row_groups
         sizes = [parquet.metadata.row_group(group).num_rows for group in range(count)]
         firsts = [*accumulate(sizes, initial=0)]
@@ -310,23 +320,17 @@ class ExportedLetters:
 
     def _chosen(self, parquet: Any, group: int) -> Any | None:
         """Which rows match the parts of the filter that Arrow can judge; ``None`` for all."""
-        where, found = self._where, []
-        known = {name for name, _value in _exact(where)}
-        known |= set() if where.ids is None else {"id"}
-        known |= set() if where.fingerprint is None else {"fingerprint"}
-        known &= {*parquet.schema_arrow.names}
+        where = self._where
+        tests = {name: partial(pc.equal, text) for name, text in _exact(where)}
+        if where.ids is not None:
+            tests["id"] = partial(pc.is_in, value_set=pa.array(sorted(where.ids), pa.string()))
+        if where.fingerprint is not None:
+            tests["fingerprint"] = partial(pc.starts_with, pattern=where.fingerprint)
+        known = sorted(tests.keys() & {*parquet.schema_arrow.names})
         if not known:
             return None
-        table = parquet.read_row_group(group, sorted(known), use_threads=False)
-        for name, value in _exact(where):
-            if name in known:
-                found.append(pc.equal(table[name], value))
-        if where.ids is not None and "id" in known:
-            ids = pa.array(sorted(where.ids), pa.string())
-            found.append(pc.is_in(table["id"], value_set=ids))
-        if where.fingerprint is not None and "fingerprint" in known:
-            found.append(pc.starts_with(table["fingerprint"], where.fingerprint))
-        mask = reduce(pc.and_kleene, found)
+        table = parquet.read_row_group(group, known, use_threads=False)
+        mask = reduce(pc.and_kleene, [tests[name](table[name]) for name in known])
         return pc.fill_null(mask, False).combine_chunks()  # noqa: FBT003 - the value
 
 
@@ -393,7 +397,6 @@ class _Sum:
 
     def group(self, fingerprint: str) -> Group:
         letter_id, _, reason, task, exception, _, release = self.newest
-        unknown = from_micros(0)
         others = (one for one in self.releases if one != release)
         return Group(
             fingerprint=fingerprint,
@@ -401,8 +404,8 @@ class _Sum:
             task_name=task or "",
             reason=reason or "",
             exception_type=exception,
-            first_seen_at=self.first or unknown,
-            last_seen_at=self.last or unknown,
+            first_seen_at=self.first or from_micros(0),
+            last_seen_at=self.last or from_micros(0),
             example_id=letter_id or "",
             releases=(*([release] if release else []), *others),
         )
@@ -410,16 +413,12 @@ class _Sum:
 
 def entries_of(batch: Any) -> list[dict[bytes, bytes]]:
     """The fields of rows as Redis has them; a null is a field that the letter has not."""
-    kinds = field_kinds()
-    names = [name.encode() for name in batch.schema.names]
-    columns = [
-        _stored(batch.column(number), kinds[name]).to_pylist()
-        for number, name in enumerate(batch.schema.names)
-    ]
-    return [
-        {name: value for name, value in zip(names, row, strict=True) if value is not None}
-        for row in zip(*columns, strict=True)
-    ]
+    kinds, columns = field_kinds(), {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count < len(column):
+            columns[name.encode()] = _values(_stored(column, kinds[name]))
+    rows = (zip(columns, row, strict=True) for row in zip(*columns.values(), strict=True))
+    return [{name: value for name, value in row if value is not None} for row in rows]
 
 
 def may_match(group: Any, where: LetterFilter) -> bool:
@@ -429,11 +428,10 @@ def may_match(group: Any, where: LetterFilter) -> bool:
         wanted["fingerprint"] = where.fingerprint, f"{where.fingerprint}g"  # beyond hexadecimal
     for number in range(group.num_columns if wanted else 0):
         column = group.column(number)
-        found = column.statistics if column.path_in_schema in wanted else None
-        if found is not None and found.has_min_max:
-            first, last = wanted[column.path_in_schema]
-            if last < found.min or first > found.max:
-                return False
+        first, last = wanted.get(column.path_in_schema, ("", ""))
+        found = column.statistics if last else None
+        if found is not None and found.has_min_max and (last < found.min or first > found.max):
+            return False
     return True
 
 
@@ -449,6 +447,17 @@ def _stored(column: Any, kind: Kind) -> Any:
     if kind is Kind.TIME:
         column = pc.cast(pc.cast(column, pa.timestamp("us", "UTC"), safe=False), pa.int64())
     return pc.cast(pc.cast(column, pa.string()), pa.binary())
+
+
+def _values(column: Any) -> Any:
+    """The values of a column of bytes; Arrow makes an object of its own for each."""
+    if column.null_count:
+        return column.to_pylist()
+    _validity, offsets, text = column.buffers()
+    ends = memoryview(offsets)[4 * column.offset :][: 4 * len(column) + 4].cast("i")
+    first = ends[0]
+    values = bytes(memoryview(text)[first : ends[-1]]) if text is not None else b""
+    return [values[at - first : end - first] for at, end in pairwise(ends)]
 
 
 def _sorted(rows: Any, chosen: Any, first: int, size: int) -> Iterator[tuple[list[int], Any]]:

@@ -323,9 +323,10 @@ class Use(Flag):
     COMPRESSED = auto()  # Compressed in the entry, for people only
     REPEATS = auto()  # Parquet has a dictionary of its values
     FILTERED = auto()  # Parquet has statistics of it, by which readers skip row groups
+    SENT = auto()  # A redrive reads it, too: of a file only such, and what every letter has
 
 
-PLAIN, MESSAGE, COMPRESSED, REPEATS, FILTERED = Use
+PLAIN, MESSAGE, COMPRESSED, REPEATS, FILTERED, SENT = Use
 _NO_USE, _REQUIRED = Use(0), dataclasses.MISSING
 
 
@@ -390,9 +391,7 @@ class DeadLetter:
         REPEATS | FILTERED,
         default=_REQUIRED,
     )
-    dead_letter_queue: str = _text(
-        "Queue that the letter is in.", REPEATS | FILTERED, default=_REQUIRED
-    )
+    dead_letter_queue: str = _text("Queue that it is in.", REPEATS | FILTERED, default=_REQUIRED)
     reason: Reason = _text("Why the message died.", PLAIN | REPEATS | FILTERED, default=_REQUIRED)
     description: str = _text(
         "What the rejecter said, or the exception's message.", REPEATS, default=""
@@ -408,10 +407,10 @@ class DeadLetter:
     retries: int = _integer(
         "Its retry number: 0 for the first message of a task.", FILTERED, default=0
     )
-    redrives: int = _integer("How often it was redriven before.", FILTERED, default=0)
+    redrives: int = _integer("How often it was redriven before.", FILTERED | SENT, default=0)
     max_deliveries: int | None = _integer("The limit that held when it died.")
     max_retries: int | None = _integer("The limit that held when it died.")
-    exception_type: str | None = _text("Qualified name of what was raised.", REPEATS | FILTERED)
+    exception_type: str | None = _text("Full name of what was raised.", REPEATS | FILTERED | SENT)
     exception_message: str | None = _text("Its text; capped.", REPEATS, same_as="description")
     traceback: str | None = _text("Where it was raised; capped.", COMPRESSED | REPEATS)
     fingerprint: str = _text(
@@ -424,13 +423,11 @@ class DeadLetter:
     )
     exchange: str = _text("Exchange that it was published to.", REPEATS, default="")
     routing_key: str = _text("Routing key that it was published with.", REPEATS, default="")
-    content_type: str = _text("Type of the body, e.g. ``application/json``.", REPEATS, default="")
-    content_encoding: str = _text("Encoding of the body, e.g. ``utf-8``.", REPEATS, default="")
+    content_type: str = _text("The body's type: ``application/json``.", REPEATS | SENT, default="")
+    content_encoding: str = _text("The body's encoding: ``utf-8``.", REPEATS | SENT, default="")
     headers: str = _json("All headers of the message.", MESSAGE, default="{}")
     properties: str = _json("All properties of the message.", MESSAGE | REPEATS, default="{}")
-    body: bytes = _field(
-        Kind.BYTES, "The body, byte by byte as it was received; may be pickle.", PLAIN, default=b""
-    )
+    body: bytes = _field(Kind.BYTES, "The body as received; may be pickle.", PLAIN, default=b"")
     args_json: str | None = _text(
         "Positional arguments, if the body is JSON, compressed or not.", REPEATS, within="body"
     )
@@ -454,7 +451,7 @@ class DeadLetter:
     )
     worker_pid: int | None = _integer("Process that ran its last delivery.")
     eta: datetime | None = _time("When it was to run.")
-    expires: datetime | None = _time("When it was to expire.")
+    expires: datetime | None = _time("When it was to expire.", SENT)
     release: str | None = _text(
         "Version of the code that ran its last delivery: the setting ``dlq_release``.",
         REPEATS | FILTERED,
@@ -568,3 +565,6 @@ REQUIRED_FIELDS = frozenset(
     f.name.encode() for f in dataclasses.fields(DeadLetter) if f.metadata and f.default is _REQUIRED
 )
 """Fields that every letter has, in all versions of the record."""
+REDRIVEN_FIELDS = {name.decode() for name in REQUIRED_FIELDS} | {
+    name for name, facts in record_fields().items() if facts.use & (PLAIN | MESSAGE | SENT)
+}

@@ -287,7 +287,7 @@ class Operations:
         """Make a dry run; from then on the job has only letters that this has counted."""
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
         keys, unread, gone, claimed = set[str](), list[int](), list[int](), list[int]()
-        source = self._jobs.source(run)
+        source = self._jobs.source(run, "args_json", "kwargs_json")  # for which a hold may ask
         redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
@@ -295,7 +295,7 @@ class Operations:
             found = select_entries(
                 source, job.queue, where, until=job.until, scanned=check, unread=unread.append
             )
-            if source is not self._store and where.ids is None:  # by id one learns what it became
+            if source is not self._store:
                 found = without(found, partial(source.claims.gone, job.queue), gone.append)
             count = partial(self._count_claimed, job.queue, claimed)
             for one in without(islice(found, limit), count):
@@ -321,7 +321,7 @@ class Operations:
             seen = replace(seen, exact=True)  # the job has these, and no others
         if seen.exact:
             run.update(total=letters)
-            if where.ids is not None:
+            if where.ids is not None and not any(gone):  # the job says what has gone
                 run.update(where=replace(where, ids=frozenset(keys)))
             elif limit is not None and source is self._store:
                 run.update(until=last)

@@ -24,10 +24,10 @@ from uuid import uuid4
 
 from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
-from celery_dlq.events import Action, Change, on_behalf_of, whoami
+from celery_dlq.events import Action, Change, Redriven, on_behalf_of, whoami
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
-from celery_dlq.letters.record import from_micros, iso
+from celery_dlq.letters.record import REDRIVEN_FIELDS, from_micros, iso
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.files import check_reachable, opened
 from celery_dlq.operations.instructions import Audit, CountedChange, change_so_far
@@ -222,8 +222,12 @@ class Jobs:
         )
         return JobRun(self._store, job, where, options, change=change, listed=listed)
 
-    def source(self, run: JobRun) -> Source:
-        """Where the letters of a job are read: in Redis, or in the files of an export."""
+    def source(self, run: JobRun, *also: str) -> Source:
+        """Where the letters of a job are read: in Redis, or in the files of an export.
+
+        Of files only the fields of which a message is made, and those that are named. An edit, the
+        history of a kept count, and an event are of whole letters.
+        """
         files = getattr(run.options, "files", "")
         if not files:
             return self.backend.letters
@@ -231,7 +235,8 @@ class Jobs:
             source = opened(files, self.backend.letters).source
             source.refuse_redacted()
             run.source = source.until(run.options.files_end)
-        return run.source
+        whole = run.change is not None or run.options.keep_count or self.events.wanted(Redriven)
+        return run.source.narrowed(run.where, None if whole else {*REDRIVEN_FIELDS, *also})
 
     def keep_plan(self, job: Job) -> Job:
         """Keep a job as a plan; forget plans that expired long ago, or are too many."""

@@ -67,7 +67,7 @@ class Letters(NewLetters):
 
         return StreamReader(self._client, self._store.url)
 
-    def narrowed(self, _where: LetterFilter) -> Letters:
+    def narrowed(self, _where: LetterFilter, _reads: set[str] | None = None) -> Letters:
         """Return what reads the letters that may match a filter: here, all are read."""
         return self
 

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import redis
-from builders import DLQ, NOW, a_letter, a_request, key_of
+from builders import DLQ, NOW, a_letter, a_request, an_ended_delivery, key_of
 from click.testing import CliRunner
 from kombu import Queue
 from rabbit import RabbitServer
@@ -30,9 +30,11 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, ExportError, NotFound
+from celery_dlq.events import Redriven
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.exported import ExportedLetters
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import REDRIVEN_FIELDS, Kind, field_kinds
 from celery_dlq.operations.api import Operations
 from celery_dlq.operations.edit import Edit
 from celery_dlq.store.claims import Claims
@@ -109,6 +111,90 @@ def test_a_letter_of_a_file_becomes_the_message_that_it_was(
             message["headers"].pop(name)
         message["properties"].pop("delivery_tag")
     assert got == expected
+
+
+def a_whole_letter() -> DeadLetter:
+    """A letter of which each field has a value, those of later versions, too."""
+    letter = a_letter(redrives=2, deliveries=3, max_deliveries=3, history=[an_ended_delivery()])
+    values = {
+        Kind.TEXT: "a text",
+        Kind.INTEGER: 7,
+        Kind.BOOLEAN: True,
+        Kind.TIME: letter.dead_lettered_at - timedelta(seconds=1),
+        Kind.JSON: '{"a": 1}',
+    }
+    lacking = {
+        name: values[kind]
+        for name, kind in field_kinds().items()
+        if getattr(letter, name) in (None, "", 0)
+    }
+    headers = a_request(id=letter.task_id, expires="2026-01-01T00:00:00+00:00")
+    return replace(
+        letter, **{**lacking, "headers": json.dumps(headers), "properties": '{"priority": 3}'}
+    )
+
+
+def entry_of(client: redis.Redis, key: str) -> dict[str, Any]:
+    """The one entry of a broker's list, without what differs between two redrives."""
+    (entry,) = map(json.loads, client.lrange(key, 0, -1))
+    client.delete(key)
+    for name in ("dlq_redrive", "dlq_redriven_at"):
+        entry["headers"].pop(name)
+    entry["headers"]["eta"] = entry["headers"]["eta"] and "later"  # of a delay
+    del entry["properties"]["delivery_tag"]
+    return dict(entry)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({}, "orders\x06\x163"),
+        ({"to_queue": "others", "delay": 60}, "others\x06\x163"),
+        ({"keep_count": True, "force": True}, "orders\x06\x163"),
+        ({"where": LetterFilter(conditions=("kwargs.a=1",))}, "orders\x06\x163"),
+    ],
+)
+def test_the_columns_that_a_redrive_reads_make_the_message_of_the_whole_letter(
+    make: Make, client: redis.Redis, tmp_path: Path, options: dict[str, Any], key: str
+) -> None:
+    """The other columns of a file are not read: a message must need none of them."""
+    dlq, letter = make(), replace(a_whole_letter(), kwargs_json='{"a": 1}')
+    dlq.store.dead_letter(letter, key_of(letter))
+    options = {"force": True, **options}
+    dlq.redrive(DLQ, **options)
+    expected = entry_of(client, key)
+    dlq.store.dead_letter(letter, key_of(letter))
+    dlq.export(tmp_path, then_trim=True)
+    assert dlq.dry_run(DLQ, files=str(tmp_path), keep_count=True).used_up == 1
+    assert dlq.redrive(DLQ, files=str(tmp_path), **options).published == 1
+    assert entry_of(client, key) == expected
+
+
+def test_a_redrive_reads_few_columns_unless_somebody_is_shown_the_letters(
+    make: Make, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An observer of what is redriven gets whole letters; without one, no traceback is read."""
+    dlq = make()
+    for letter in (a_whole_letter(), a_whole_letter()):
+        dlq.store.dead_letter(letter, key_of(letter))
+    letters = [*dlq.letters(DLQ)]
+    dlq.export(tmp_path, then_trim=True)
+    read: list[set[bytes]] = []
+    fields = ExportedLetters.fields
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        for page in fields(*args, **kwargs):
+            read.extend({*one} for _position, one in page)
+            yield page
+
+    monkeypatch.setattr(ExportedLetters, "fields", seen)
+    dlq.redrive(DLQ, files=str(tmp_path), limit=1, force=True)
+    assert {name.decode() for name in read[0]} == REDRIVEN_FIELDS
+    shown: list[Any] = []
+    dlq.events.subscribe(shown.append, lambda kind: kind is Redriven)
+    dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    (event,) = (one for one in shown if isinstance(one, Redriven))
+    assert event.letter in letters
 
 
 def test_a_letter_in_redis_and_in_files_goes_once(
@@ -437,6 +523,11 @@ def test_commands_read_and_redrive_files(make: Make, client: redis.Redis, tmp_pa
         dlq, "redrive", DLQ, letter.id[:8], "--from", tmp_path, "--force", "--yes", "--json"
     )
     assert json.loads(done.output)["published"] == 1
+    assert sent(client) == Counter([letter.id])
+    for how in ("--dry-run", "--force"):
+        gone = command(dlq, "redrive", DLQ, letter.id, "--from", tmp_path, how)
+        assert gone.exit_code == 1
+        assert "nothing is left; letters that match and were redriven before: 1" in gone.output
     assert sent(client) == Counter([letter.id])
 
 

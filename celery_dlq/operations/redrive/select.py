@@ -44,8 +44,8 @@ class Source(Protocol):
     def claims(self) -> Claims:
         """Their claims, which Redis keeps."""
 
-    def narrowed(self, _where: LetterFilter, /) -> Source:
-        """What reads at least the letters that match a filter."""
+    def narrowed(self, _where: LetterFilter, _reads: set[str] | None = None, /) -> Source:
+        """What reads at least the letters that match a filter, and those fields of them."""
 
     def length(self, dead_letter_queue: str, /) -> int:
         """The number of entries of a queue."""

@@ -149,6 +149,8 @@ class RedriveWork:
         self._jobs = jobs
         self._targets = None if self.options.force else targets_of(jobs, self.options.to_queue)
         self._takes: Callable[[RawEntry], bool] | None = None
+        # Who subscribes later is shown the letters of the next redrive.
+        self._shows_letters = jobs.events.wanted(Redriven)
 
     # -- for the ways to redrive a batch ------------------------------------------
 
@@ -179,7 +181,7 @@ class RedriveWork:
         if self.watched is not None:
             self.watched += [prepared.message for prepared in done]
         self._jobs.measuring.redriven(self.run.job.queue, len(done))
-        if not done or not self._jobs.events.wanted(Redriven):
+        if not self._shows_letters:
             return
         for each in done:
             with suppress(CorruptLetter):

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import Progress, RawEntry
 
 _MAX_DESCRIPTION_CHARS = 300
-_MAX_BODY_CHARS = 4_000
+MAX_BODY_CHARS = 4_000
 _MAX_BODY_BYTES = 200
 _MAX_FIELD_CHARS = 200
 _MAX_VALUE_CHARS = 1000
@@ -250,7 +250,7 @@ def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -
     _history(console, found.history)
     _print_history(console, found)
     console.print(line_text(f"body ({size:,} bytes, {found.content_type})", "dim"))
-    console.print(Padding(block_text(shortened(_body_text(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
+    console.print(Padding(block_text(shortened(body_text(found), MAX_BODY_CHARS)), (0, 0, 0, 2)))
     if found.traceback:
         console.print(line_text("traceback", "dim"))
         # Lines stay whole: people copy them.
@@ -332,7 +332,8 @@ def _history(console: Console, history: Sequence[Delivery]) -> None:
     print_table(console, "history", columns, rows)
 
 
-def _body_text(found: DeadLetter) -> str:
+def body_text(found: DeadLetter) -> str:
+    """The arguments of a message; of one that is not JSON also the begin of its bytes."""
     if found.args_json is not None and found.kwargs_json is not None:
         return f"args   {found.args_json}\nkwargs {found.kwargs_json}"
     # The body is not JSON and is never decoded here; Celery's own description is safe.

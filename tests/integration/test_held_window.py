@@ -165,6 +165,31 @@ def payment(redis_url: str) -> Iterator[tuple[DeadLetters, str, DeadLetter]]:
     app.close()
 
 
+def test_each_command_shows_the_arguments_and_names_the_next(
+    payment: tuple[DeadLetters, str, DeadLetter],
+) -> None:
+    """Masked, and of a message that waits: it has not died. Each also answers in JSON."""
+    dlq, hold, letter = payment
+    short, kwargs = letter.id[:8], '{"amount":5000,"card":"[redacted]"}'
+    listed = run(dlq, "list", hold).output
+    assert (listed.count("[1,2]"), listed.count(kwargs), listed.count(short)) == (1, 1, 4), listed
+    shown = run(dlq, "show", hold, short).output
+    assert "pay-5000" in shown
+    assert kwargs in shown
+    for text in (listed, shown):
+        assert "4111" not in text
+        assert "deliver" not in text
+        assert "died" not in text
+        for verb in ("edit", "discard"):
+            assert f"dlq held {verb} {hold} {short}\n" in text
+    edited = run(dlq, "edit", hold, short, "--set", "args[1]=7", "--json").output
+    assert json.loads(edited)["args_json"] == "[1,7]"
+    assert "4111" not in edited
+    assert "edited" in run(dlq, "show", hold, short).output
+    assert json.loads(run(dlq, "discard", hold, short, "--yes", "--json").output)["id"] == letter.id
+    assert list(dlq.held_messages(hold)) == []
+
+
 def test_of_two_editors_the_later_one_is_told_what_changed(
     payment: tuple[DeadLetters, str, DeadLetter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

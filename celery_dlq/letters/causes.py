@@ -281,9 +281,10 @@ def _moments(group: CauseGroup) -> list[Moment]:
 
 
 def _shared_values(here: CauseGroup, sides: Sequence[Side]) -> tuple[Shared, ...]:
-    """The values that all letters have; of fields, those that can explain a death of any task.
+    """The values that all letters have, and not all others.
 
-    The sides are those that all letters were compared with.
+    Of fields, those that can explain a death of any task. The sides are those that all
+    letters were compared with.
     """
     if here.size == 1:
         return ()
@@ -297,7 +298,9 @@ def _shared_values(here: CauseGroup, sides: Sequence[Side]) -> tuple[Shared, ...
         groups = side.groups if side else []
         others = sum(group.count_of(pair) for group in groups)
         of_others = sum(group.could_have(feature).bit_count() for group in groups)
-        found.append(Shared(feature=feature, value=value, others=others, of_others=of_others))
+        one = Shared(feature=feature, value=value, others=others, of_others=of_others)
+        if one.portion < 1:  # else it is no difference
+            found.append(one)
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
     found.sort(key=lambda one: (one.portion, kinds.get(one.feature, -1), one.feature, one.value))
     return tuple(found)

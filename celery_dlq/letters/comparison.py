@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from math import exp, inf, lgamma
 from typing import Any, TypeVar
 
+from celery_dlq.letters.replacing import MARKER
+
 FeatureValue = tuple[str, str | None]
 Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 """Returns args and kwargs with what nobody may see replaced."""
@@ -94,6 +96,8 @@ def pairs_of(
         found.add(UNREAD)
     shown = (args or [], kwargs or {})
     for pair in _arguments(*(shown if masked is None else masked(*shown))):
+        if pair[1] == MARKER:  # what is hidden may be any value
+            continue
         if len(found) >= MAX_PAIRS - 1:
             found.add(UNREAD)
             break

@@ -156,9 +156,9 @@ class Explanation:
         elif self.complete:
             yield "nothing sets its letters apart"
         elif self.shared:
-            rarer = [one for one in self.shared if one.portion < 1] or self.shared
-            unknown = "" if any(one.of_others for one in rarer[:2]) else ", perhaps as others do"
-            names = " and ".join(one.text for one in rarer[:2])
+            rarer = self.shared[:2]
+            unknown = "" if any(one.of_others for one in rarer) else ", perhaps as others do"
+            names = " and ".join(one.text for one in rarer)
             yield f"all {self._which} have {names}{unknown}"
         else:
             yield _NOT_EXPLAINED
@@ -247,7 +247,8 @@ class Explanation:
                 + (f" and {_counted(more, 'more value', 'more values')}." if more > 0 else ".")
             )
         elif self.letters > 1 and not self.unread:
-            yield f"No argument, release or host is the same in all {self._which.rstrip(',')}."
+            which = self._which.rstrip(",")
+            yield f"No argument, release or host is the same in all {which} and not in all others."
 
     def _sides_text(self) -> str:
         """What the letters were compared with."""

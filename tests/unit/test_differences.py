@@ -19,6 +19,7 @@ from fresh import fresh_store
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.differences.operations import Comparison, Differences, fixed_by
+from celery_dlq.letters.replacing import MARKER
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
@@ -100,15 +101,13 @@ def test_what_all_letters_share_is_said_first(backend: Store) -> None:
     assert found.findings == ()
     assert [(one.feature, one.value, one.others, one.of_others) for one in found.shared] == [
         ("kwargs.tenant", "nordic", 0, 0),
-        ("host", "celery@web-1", 40, 40),
-    ]
-    host = "host = celery@web-1 (others: 40 of 40)"
+    ]  # not the host, which all others have
     read = "sampled successes of it (dlq_sample_successes) were read."
     assert found.sentences[0].endswith(
         "; all 80 letters have kwargs.tenant = nordic, perhaps as others do."
     )
     assert found.sentences[1:] == (
-        f"All 80 letters have kwargs.tenant = nordic, {host}.",
+        "All 80 letters have kwargs.tenant = nordic.",
         "Compared with 40 other letters of the queue (without their arguments).",
         f"Arguments were compared with nothing: neither other letters of the task nor {read}",
         "What was compared shows no difference of a tenth or more beyond chance; the rest may.",
@@ -334,6 +333,18 @@ def test_the_newest_of_so_many_that_they_are_not_counted(
     assert found.sentences[0].startswith("All 20 letters that were looked at, the newest, have ")
 
 
+def test_what_all_others_have_and_what_is_masked_is_no_difference(backend: Store) -> None:
+    """Neither the release of everybody nor a card that nobody may see."""
+    kwargs = {"card": MARKER}
+    fill(backend.letters, 60, GROUP, kwargs=kwargs, release="2026.11", args_json="[]")
+    fill(backend.letters, 60, kwargs={}, release="2026.11", args_json="[]")
+    found = differences(backend)
+    assert found.shared == ()
+    assert "2026.11" not in " ".join(found.sentences)
+    assert "not in all others" in found.sentences[1]
+    assert not [one for one in found.findings if MARKER in one.text]
+
+
 def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store) -> None:
     """What is said of the others of a task holds for the letters that have such others."""
     same = {"worker_hostname": "celery@web-1", "args_json": "[1]"}
@@ -353,7 +364,7 @@ def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store)
     )
     assert {(one.letters, one.of_letters) for one in found.findings} == {(10, 10), (80, 90)}
     _headline, shared, compared, alone = found.sentences
-    assert shared == "All 90 letters have args[0] = 1, host = celery@web-1 (others: 30 of 30)."
+    assert shared == "All 90 letters have args[0] = 1."
     assert compared == (
         "Compared with 30 other letters of the task (only 10 of these letters) and 30 other "
         "letters of the queue (without their arguments)."

@@ -72,8 +72,8 @@ class Differences:
             counted in time.
         unread: How many messages were compared without arguments, which cannot be read or are too
             large.
-        shared: The values that all letters have: arguments, release and host. What fewest of the
-            others have comes first.
+        shared: The values that all letters have and not all others: arguments, release and host.
+            What fewest of the others have comes first.
         sentences: What all letters share, what they were compared with, and what that leaves open.
             That nothing stands out is said only if everything was compared.
         findings: The most telling first, at most 10.

@@ -312,7 +312,7 @@ def test_the_newest_are_compared_and_no_more(backend: Store) -> None:
     assert (found.letters, found.others, found.successes) == (40, 40, 20)
     assert found.findings[0].feature == "kwargs.new"
     assert (found.cut, found.selected) == (True, 345)
-    newest = "All 40 letters that were looked at, the newest of 345, have kwargs.new = 1, "
+    newest = "All 40 letters that were looked at, the newest of 345, have kwargs.new = 1."
     assert found.sentences[0].startswith(newest)
     assert "Older letters are left out" in found.sentences[-1]
     most = differences(backend, most=1_000)

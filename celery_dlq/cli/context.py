@@ -81,6 +81,16 @@ def chosen_filter(
     return letter_filter(fields, keys)
 
 
+def queue_of(ctx: click.Context, queue: str | None, given: Mapping[str, Any]) -> str:
+    """The queue that is named, or the one that has the cause."""
+    if queue is not None:
+        return queue
+    fingerprint = given.get("fingerprint")
+    if not fingerprint or given.get("files"):
+        raise click.UsageError("expected QUEUE, or the --fingerprint of a cause; got neither")
+    return dead_letters_of(ctx).assembly.reading().cause(fingerprint)[0]
+
+
 def known_count(
     dead_letters: DeadLetters | ExportedFiles, queue: str, where: LetterFilter, limit: int | None
 ) -> int | None:

@@ -20,6 +20,7 @@ from celery_dlq.cli.context import (
     need_terminal,
     none_matched,
     print_lines,
+    queue_of,
     reader_of,
     ready_for_many,
     say_unread,
@@ -155,7 +156,7 @@ class JobRequest:
     ) -> JobRequest:
         """Read the arguments and options of a command; ``names`` are those of ``how``."""
         reader = reader_of(dead_letters_of(ctx), given.get("files", ""))
-        queue, everything = _queue_of(ctx, given), given["everything"]
+        queue, everything = queue_of(ctx, given["queue"], given), given["everything"]
         where = chosen_filter(reader, queue, given, given["letter_ids"], everything=everything)
         how = {name: given[name] for name in names}
         return cls(ctx, kind, queue, where, how, yes=given["yes"], as_json=given["as_json"])
@@ -260,16 +261,6 @@ class JobRequest:
             print_lines([report.to_json()])
         else:
             show(self.console, self.queue, report)
-
-
-def _queue_of(ctx: click.Context, given: Mapping[str, Any]) -> str:
-    """The queue that is named, or the one that has the cause."""
-    queue, fingerprint = given["queue"], given.get("fingerprint")
-    if queue is not None:
-        return str(queue)
-    if not fingerprint or given.get("files"):
-        raise click.UsageError("expected QUEUE, or the --fingerprint of a cause; got neither")
-    return dead_letters_of(ctx).assembly.reading().cause(fingerprint)[0]
 
 
 def _print_started(ctx: click.Context, job: Job, *, as_json: bool) -> None:

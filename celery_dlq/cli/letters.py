@@ -18,6 +18,7 @@ from celery_dlq.cli.context import (
     dead_letters_of,
     none_matched,
     print_lines,
+    queue_of,
     reader_of,
     say_unread,
 )
@@ -27,6 +28,7 @@ from celery_dlq.cli.options import (
     json_option,
     letter_filter,
     queue_argument,
+    queue_or_cause_argument,
 )
 from celery_dlq.cli.table import (
     Cell,
@@ -78,7 +80,7 @@ ShownEntry = DeadLetter | UnreadableEntry
 
 
 @click.command("list")
-@queue_argument
+@queue_or_cause_argument
 @filter_options
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show this many."
@@ -92,7 +94,7 @@ ShownEntry = DeadLetter | UnreadableEntry
 def list_(
     ctx: click.Context,
     /,
-    queue: str,
+    queue: str | None,
     *,
     limit: int,
     page: int,
@@ -106,6 +108,7 @@ def list_(
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     if files and discarded:
         raise click.UsageError("--from does not go with --discarded")
+    queue = queue_of(ctx, queue, {**options, "files": files})
     reader = reader_of(dead_letters, files)
     where, unread = letter_filter(options), list[int]()
     with counting(console, "scanned", quiet=as_json or not where) as scanned:

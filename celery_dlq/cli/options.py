@@ -111,6 +111,7 @@ class DeadLetterQueue(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 QUEUE = DeadLetterQueue()
 queue_argument = click.argument("queue", type=QUEUE)
+queue_or_cause_argument = click.argument("queue", type=QUEUE, required=False)
 
 
 def options(*decorators: Command) -> Command:
@@ -181,7 +182,7 @@ def limit_option(default: int, what: str) -> Command:
 def changes_letters(verb: str) -> Command:
     """The arguments and options of a command that changes letters of QUEUE, such as a redrive."""
     return options(
-        click.argument("queue", type=QUEUE, required=False),
+        queue_or_cause_argument,
         click.argument("letter_ids", metavar="[ID]...", nargs=-1),
         filter_options,
         click.option("--all", "everything", is_flag=True, help=f"{verb} all letters of the queue."),

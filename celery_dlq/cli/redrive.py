@@ -138,7 +138,9 @@ def redrive(
 
 
 def _redrive(request: JobRequest) -> None:
-    dead_letters = request.dead_letters
+    dead_letters, bound = request.dead_letters, request.how["at_most"]
+    if bound is not None and not request.console.is_terminal:  # a terminal shows how many are open
+        click.echo(f"Waits while {bound:,} of its messages have not ended.", err=True)
     at_once = partial(dead_letters.redrive, request.queue, request.where, **request.how)
     report = request.run_or_plan("redriven", at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched + report.refused or report.state != "done")

@@ -109,11 +109,11 @@ def arguments(content_type: str, body: bytes, headers: Mapping[str, Any]) -> Arg
         ) from exc
 
 
-def edits_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
+def edits_of(headers: Any) -> list[dict[str, str]]:
     """The edits that headers record, the oldest first; publishers may write any text there."""
     try:
         found = json.loads(headers.get(EDITED_HEADER) or "[]")
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return []
     found = found[-MAX_EDITS:] if isinstance(found, list) else []
     edits = (edit for edit in found if isinstance(edit, dict))

@@ -176,6 +176,9 @@ def test_a_cause_and_a_queue_need_no_whole_name(
 ) -> None:
     """A fingerprint needs no queue, and ``orders`` means ``orders-DLQ``."""
     assert CAUSE in run("groups", "orders").output
+    listed = run("list", "--fingerprint", CAUSE[:6], "--json").output
+    assert {json.loads(line)["dead_letter_queue"] for line in listed.splitlines()} == {DLQ}
+    assert run("differences", "--fingerprint", CAUSE[:6]).exit_code == 0
     assert run("note", CAUSE[:6], "OPS-12").exit_code == 0
     assert shop.notes(DLQ, CAUSE)[0].text == "OPS-12"
     assert "OPS-12" in run("note", CAUSE[:6]).output
@@ -187,8 +190,9 @@ def test_a_cause_and_a_queue_need_no_whole_name(
     assert run("note", CAUSE[:6], "this one", "--queue", "mails").exit_code == 0
     unknown = run("resolve", "ffff")
     assert (unknown.exit_code, "fingerprint of a cause" in unknown.output) == (1, True)
-    neither = run("redrive", "--task", "shop.charge", "--yes")
-    assert (neither.exit_code, "expected QUEUE" in neither.output) == (2, True)
+    for command in (["redrive", "--yes"], ["list"], ["differences"]):
+        neither = run(*command, "--task", "shop.charge")
+        assert (neither.exit_code, "expected QUEUE" in neither.output) == (2, True)
 
 
 @pytest.mark.parametrize(

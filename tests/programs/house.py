@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "of these, private": (26, 22),
     "lines a worker loads": (15_368, 12_000),
     "lines a worker loads, every feature": (18_893, 16_000),
-    "lines of code of the core": (32_805, 22_500),
+    "lines of code of the core": (32_814, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
     "minutes of tox": (4, 3),

@@ -6,8 +6,19 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
-from celery_dlq.cli.options import filter_options, json_option, letter_filter, queue_argument
+from celery_dlq.cli.context import (
+    console_of,
+    dead_letters_of,
+    none_matched,
+    print_lines,
+    queue_of,
+)
+from celery_dlq.cli.options import (
+    filter_options,
+    json_option,
+    letter_filter,
+    queue_or_cause_argument,
+)
 from celery_dlq.cli.table import line_text, print_table, say
 from celery_dlq.features.differences.findings import Finding
 
@@ -15,16 +26,17 @@ _DEADLINE_SECONDS = 10.0
 
 
 @click.command(short_help="Show what some letters have that others lack.")
-@queue_argument
+@queue_or_cause_argument
 @filter_options
 @json_option
 @click.pass_context
-def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: Any) -> None:
+def differences(ctx: click.Context, /, queue: str | None, *, as_json: bool, **options: Any) -> None:
     """Show what letters of QUEUE that match the filter have and others lack.
 
     Others are the other letters of QUEUE, and successes if dlq_sample_successes samples
     them. Compares the newest, at most 5,000 messages, and reads for at most 10 seconds.
     """
+    queue = queue_of(ctx, queue, options)
     where, console = letter_filter(options), console_of(ctx)
     dead_letters = dead_letters_of(ctx)
     found = dead_letters.differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)

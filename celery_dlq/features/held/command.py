@@ -111,7 +111,7 @@ def _facts(found: DeadLetter) -> Iterator[tuple[str, str]]:
     yield "because", found.description
     if found.eta is not None:
         yield "to run at", utc_text(found.eta)
-    for one in edits_of(found.decoded("headers") or {}):
+    for one in edits_of(found.decoded("headers")):
         yield "edited", f"{one.get('at', '')} by {one.get('actor', '')}, from {one.get('from', '')}"
 
 

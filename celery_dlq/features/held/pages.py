@@ -62,7 +62,7 @@ def held_message(call: Call, error: str = "") -> Page:
         seen=entry.position,
         arguments=arguments,
         why_none=why_none,
-        edits=edits_of(letter.decoded("headers") or {}),
+        edits=edits_of(letter.decoded("headers")),
         typed=[_shown(call, *pair) for pair in zip(("args", "kwargs"), typed or (), strict=False)],
         redacts=bool(call.dlq.redaction),
         error=error,

@@ -46,7 +46,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
     "minutes of tox": (4, 3),
-    "minutes of tox -e full": (35, 20),
+    "minutes of tox -e full": (60, 20),
 }
 """The most of each figure, which is today's value; and its goal."""
 

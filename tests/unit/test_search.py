@@ -25,6 +25,7 @@ OTHER = "mails-DLQ"
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page search for as long as it takes, however busy the machine is."""
     intervals.change(monkeypatch, page=10.0)
+    monkeypatch.setattr("celery_dlq.features.search.finding.NAMES_SECONDS", 10.0)
 
 
 def stored(web: Pages, **changes: Any) -> DeadLetter:

@@ -111,14 +111,14 @@ def test_nothing_starts_in_a_cold_shutdown(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_other_handlers_are_left_alone(said: list[str]) -> None:
     """SIGUSR1 has Celery print where all threads are, ours too; Ctrl-C in a program is its own."""
-    before = signal.getsignal(signal.SIGUSR1)
+    before, interrupt = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT)
     try:
         platforms.signals["SIGUSR1"] = handler = lambda *_: None
         platforms.signals.ignore("SIGTERM")
         shutdown_signals.install()
         assert signal.getsignal(signal.SIGUSR1) is handler
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -86,8 +86,11 @@ def test_a_job_looks_for_those_that_died_again_in_some_letters(
     assert found.count('name="ids"') == 2
 
 
-def test_the_differences_of_some_letters_lead_to_the_command() -> None:
+def test_the_differences_of_some_letters_lead_to_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The page says how many of the group's letters were compared, and what compares more."""
+    monkeypatch.setattr("celery_dlq.features.differences.pages.SECONDS", 10.0)
     web = pages()
     for number in range(350):
         stored(web, fingerprint=GROUP, kwargs_json=f'{{"plan": "trial", "n": {number}}}')

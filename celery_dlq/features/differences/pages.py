@@ -9,7 +9,7 @@ from celery_dlq.letters.explanation import name_of
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, get
 
-_MOST_LETTERS, _SECONDS = 300, 0.05
+_MOST_LETTERS, SECONDS = 300, 0.05
 
 
 def differences(call: Call) -> Page:
@@ -17,7 +17,7 @@ def differences(call: Call) -> Page:
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.group(queue, fingerprint)
     compared = call.dlq.differences(
-        queue, fingerprint=fingerprint, most=_MOST_LETTERS, deadline_seconds=_SECONDS
+        queue, fingerprint=fingerprint, most=_MOST_LETTERS, deadline_seconds=SECONDS
     )
     findings = []
     for finding in compared.findings:

@@ -44,7 +44,7 @@ _HOUR = 3600
 _MOST_GROUPS = 25  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
 NOT_IN_TIME = "There was no time to compare its letters with others; ask again."
-_MOST_AT_ONCE, AT_ONCE_SECONDS = 300, 0.04
+_MOST_AT_ONCE, AT_ONCE_SECONDS = 300, 0.02
 _NEARLY_ALL, _HALF = 0.9, 0.5
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 

@@ -9,7 +9,7 @@ from celery_dlq.letters.explanation import name_of
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, get
 
-_MOST_LETTERS, SECONDS = 300, 0.05
+_MOST_LETTERS, SECONDS = 300, 0.03
 
 
 def differences(call: Call) -> Page:

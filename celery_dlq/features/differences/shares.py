@@ -15,7 +15,7 @@ from celery_dlq.letters.comparison import FeatureValue, Masked, pairs_of
 from celery_dlq.letters.explanation import named_value
 from celery_dlq.operations.reading import Reading
 
-MOST_LETTERS, SECONDS = 300, 0.02
+MOST_LETTERS, SECONDS = 300, 0.01
 """The newest letters of a queue that are looked at, and how long: time of this thread."""
 
 _OF_EACH = 40  # letters of a cause

@@ -32,9 +32,10 @@ MOST = 20
 MOST_COUNTED = 1_000
 """Letters of a queue that match, before they are counted as more."""
 
-NAMES_SECONDS = 0.02
+NAMES_SECONDS = 0.01
 LEAST_QUEUES = 8  # of which the newest letters are searched, whatever the time
 _CAUSES_AT_ONCE, _SEARCHED_IN_TIME = 200, 2_000
+_MOST_OF_TASK = 200  # queues, the busiest, in which a task is looked for
 _OF_CAUSES = frozenset({"task_name", "reason", "exception_type", "release", "fingerprint"})
 """Fields of a filter that say something of causes."""
 
@@ -102,7 +103,9 @@ class Finder:
             found.by_id = [*islice(self._letters_by_id(names, text, until), MOST)]
             if not found.by_id and len(text) == ID_LENGTH and not asked.where:
                 queues = [name for name in names if known[name][0]]
-                found.by_id = [*islice(self._letters_of_task(found, queues, asked.text), MOST)]
+                found.older += len(queues[_MOST_OF_TASK:])
+                some = queues[:_MOST_OF_TASK]
+                found.by_id = [*islice(self._letters_of_task(found, some, asked.text), MOST)]
             if found.by_id and len(text) >= ID_LENGTH:
                 return found
         if not first:

@@ -15,7 +15,7 @@ from celery_dlq.store.keys import spelled, text_of
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.scripts import script_text
 
-MOST_SEARCHED, MOST_BYTES = 2_000, 4 * 1024 * 1024
+MOST_SEARCHED, MOST_BYTES = 1_000, 4 * 1024 * 1024
 """Letters of all queues in which a task is looked for, some 10 us each; and bytes of a queue."""
 
 _SEARCHED, _LEAST_SEARCHED = 1_000, 2  # of a queue

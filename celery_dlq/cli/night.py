@@ -80,18 +80,19 @@ def show_night(ctx: click.Context, console: Console, dead_letters: DeadLetters) 
     assembly, jobs = dead_letters.assembly, dead_letters.jobs()
     in_force = InForce.of(assembly, jobs)
     _show_in_force(console, in_force)
-    busiest = Incidents(assembly).busiest()
+    incidents = Incidents(assembly)
+    busiest = incidents.busiest()
     if not busiest:
         _say_none(ctx, console, dead_letters)
     else:
         _show_queues(console, busiest)
-    causes = dead_letters.incidents(_MOST_CAUSES + 1) if busiest else []
+    causes = incidents.incidents(_MOST_CAUSES + 1) if busiest else []
     _show_causes(console, causes[:_MOST_CAUSES])
     if causes[_MOST_CAUSES:]:
         say(console, "There are more causes; see `dlq groups QUEUE`.", "dim")
     changes = (dead_letters.redaction.shown(one, "detail") for one in dead_letters.changes(20))
     _show_changes(console, [*islice(changes, _MOST_CHANGES)])
-    say_next(console, *_next_commands(in_force, causes, Incidents(assembly)))
+    say_next(console, *_next_commands(in_force, causes, incidents))
 
 
 def _show_in_force(console: Console, in_force: InForce) -> None:

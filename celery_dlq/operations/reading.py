@@ -318,9 +318,8 @@ class Reading:
         found = list[tuple[str, str]]()
         for queue in self._store.names():
             whole = self.whole_fingerprint(queue, fingerprint)
-            with suppress(NotFound):
-                if len(whole) == DIGITS and self.group(queue, whole):
-                    found.append((queue, whole))
+            if len(whole) == DIGITS and self._knows(queue, whole):
+                found.append((queue, whole))
         if len(found) == 1:
             return found[0]
         if found:

@@ -34,10 +34,7 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
 @click.command(short_help="Write letters to Parquet files; later runs add what is new.")
 @click.argument("destination")
 @click.option(
-    "--queue",
-    "queues",
-    multiple=True,
-    help="Only this dead-letter queue; may be repeated.",
+    "--queue", "queues", multiple=True, help="Only this dead-letter queue; may be repeated."
 )
 @filter_options
 @click.option(
@@ -64,9 +61,7 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
     help="Remove the letters, after reading the files back; not those that another folder lacks.",
 )
 @click.option(
-    "--successes",
-    is_flag=True,
-    help="Export the successes that dlq_sample_successes keeps.",
+    "--successes", is_flag=True, help="Export the successes that dlq_sample_successes keeps."
 )
 @click.option(
     "--take-over",

@@ -116,11 +116,7 @@ def list_(
             entries = _binned(dead_letters, queue, where, unread.append)
         else:
             entries = reader.entries(
-                queue,
-                where,
-                newest_first=not oldest_first,
-                scanned=scanned,
-                unread=unread.append,
+                queue, where, newest_first=not oldest_first, scanned=scanned, unread=unread.append
             )
         page_of = islice(entries, (page - 1) * limit, page * limit)
         found = (_readable(entry, dead_letters.redaction) for entry in page_of)

@@ -12,13 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.context import (
-    console_of,
-    dead_letters_of,
-    load_tasks,
-    print_lines,
-    reader_of,
-)
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines, reader_of
 from celery_dlq.cli.letters import class_name, reason_text
 from celery_dlq.cli.options import files_option, json_option, limit_option, queue_argument
 from celery_dlq.cli.table import Cell, age_text, block_text, line_text, print_table, say

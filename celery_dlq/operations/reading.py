@@ -236,7 +236,7 @@ class Reading:
         if dead_letter_queue is not None:
             self.check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self._store.names()
-        holder = self._store.holder(names, letter_id)
+        holder = next(iter(self._store.overviews.holders(names, letter_id)), None)
         entry = None if holder is None else self._store.entry(holder, letter_id)
         if holder is not None and entry is not None:
             return holder, RawEntry(*entry)
@@ -268,17 +268,28 @@ class Reading:
         names = self._ranked(dead_letter_queue, by, state, offset, limit)
         return self._groups_of(dead_letter_queue, names, by, state)
 
+    def groups_and_more(
+        self, queue: str, by: GroupOrder, state: str | None, offset: int, limit: int
+    ) -> tuple[list[Group], bool]:
+        """Some groups, as `groups` has them, and whether there are more after them."""
+        names = self._ranked(queue, by, state, offset, limit + 1)
+        return self._groups_of(queue, names[:limit], by, state), len(names) > limit
+
     def groups_with_text(
         self, queue: str, text: str, by: GroupOrder, state: str | None, most: int, seconds: float
     ) -> tuple[list[Group], int]:
         """The first groups that have a text in what names them, and how many were searched."""
-        ranked, searched, found = self._ranked(queue, by, state, 0, _MOST_NAMED), 0, list[Group]()
+        ranked, searched, found = list[str](), 0, list[Group]()
         until, text = time.monotonic() + seconds, text.casefold()
-        while searched < len(ranked) and len(found) < most and time.monotonic() < until:
-            some = ranked[searched : searched + _SEARCHED_AT_ONCE]
-            names = self._store.overviews.with_text(queue, some, text)
-            found += [x for x in self._groups_of(queue, names, by, state) if has_text(x, text)]
-            searched += len(some)
+        for limit in (_SEARCHED_AT_ONCE, _MOST_NAMED):  # A text that many have needs few names
+            if len(found) >= most or searched < len(ranked):
+                break
+            ranked += self._ranked(queue, by, state, len(ranked), limit - len(ranked))
+            while searched < len(ranked) and len(found) < most and time.monotonic() < until:
+                some = ranked[searched : searched + _SEARCHED_AT_ONCE]
+                names = self._store.overviews.with_text(queue, some, text)
+                found += [x for x in self._groups_of(queue, names, by, state) if has_text(x, text)]
+                searched += len(some)
         return found[:most], searched
 
     def _ranked(

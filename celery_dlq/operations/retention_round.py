@@ -28,10 +28,7 @@ class RetentionRound:
     """Visits the dead-letter queues of an app in turn, some in a tick."""
 
     def __init__(
-        self,
-        make: Callable[[], Retention],
-        store: QueueNames,
-        table: Callable[[], PolicyTable],
+        self, make: Callable[[], Retention], store: QueueNames, table: Callable[[], PolicyTable]
     ) -> None:
         self._make = make
         self._store = store

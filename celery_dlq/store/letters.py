@@ -97,19 +97,6 @@ class Letters(NewLetters):
             if found is not None:
                 yield found
 
-    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """Return the first of the given queues that has this letter, or ``None``."""
-        keys, wanted = self._keys, spelled(letter_id)
-
-        def ask(pipe: Any, name: str) -> None:
-            if is_position(letter_id):
-                pipe.xrange(keys.letters(name), letter_id, letter_id)
-            else:
-                pipe.hexists(keys.ids(name), wanted)
-
-        found = of_each(self._client, dead_letter_queues, ask)
-        return next((name for name, (there,) in found if there), None)
-
     def present(self, dead_letter_queue: str, letter_ids: Sequence[str]) -> list[str]:
         """Return those of the given ids whose letters are in a queue."""
         key, found = self._keys.ids(dead_letter_queue), []

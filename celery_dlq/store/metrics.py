@@ -77,9 +77,7 @@ BYTES = Metric.gauge(
 MEMORY = Metric.gauge("memory_used_ratio", "", "Share of `maxmemory` in use, of the fullest Redis.")
 SPOOL = Metric.gauge("spool_letters", "worker", "Letters on the worker's disk, or its host's.")
 WAITING = Metric.gauge(
-    "waiting_letters",
-    "worker",
-    "Letters in the worker's memory, not acknowledged yet.",
+    "waiting_letters", "worker", "Letters in the worker's memory, not acknowledged yet."
 )
 
 _CORE = (

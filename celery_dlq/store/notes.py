@@ -40,7 +40,7 @@ class Note(Recorded):
         check_aware("at", self.at)
 
 
-_NOT_OPEN = {one.value for one in GroupState if one is not GroupState.OPEN}
+_NOT_OPEN = {one.value.encode(): one for one in GroupState if one is not GroupState.OPEN}
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 _OWNER = "owner:"
 
@@ -111,11 +111,11 @@ class GroupNotes(Part):
         """Return the states of all groups that are not open; what else is known is not read."""
         now, found = to_micros(self.now()) // 1000, {}
         for name, text in self._client.hgetall(self._keys.states(dead_letter_queue)).items():
-            state, until, *_ = (*text_of(text).split("|", 2), "")
-            if state not in _NOT_OPEN or text_of(name).startswith(_OWNER):
-                continue
-            if not (GroupState(state).is_quiet and until.isdecimal() and int(until) <= now):
-                found[text_of(name)] = state
+            state, _, rest = text.partition(b"|")  # Of thousands, perhaps: little is decoded
+            known, until = _NOT_OPEN.get(state), rest.partition(b"|")[0]
+            over = known and known.is_quiet and until.isdigit() and int(until) <= now
+            if known and not over and not name.startswith(_OWNER.encode()):
+                found[text_of(name)] = known.value
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from celery_dlq.store.records import (
     QueueSummary,
     stored_at,
 )
-from celery_dlq.store.scripts import script_text
+from celery_dlq.store.scripts import Script, script_text
 
 _MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
@@ -43,16 +43,27 @@ class Overviews(QueueNames):
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the letters of each queue, and those of the last hour, in one write."""
-        script, keys = script_text("counts"), self._keys
+        keys = (self._keys.letters, self._keys.arrivals)
+        found = self._of_many(script_text("counts"), names, keys)
+        return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+
+    def holders(self, names: Sequence[str], letter_id: str) -> list[str]:
+        """Return those of many queues that have a letter, or an entry there, in one write."""
+        keys, wanted = (self._keys.ids, self._keys.letters), spelled(letter_id)
+        found = self._of_many(script_text("holders"), names, keys, wanted)
+        return [name for name, there in zip(names, found, strict=True) if there]
+
+    def _of_many(
+        self, script: Script, names: Sequence[str], keys: Iterable[Callable[[str], str]], *args: Any
+    ) -> list[Any]:
+        """Run a script that answers for many queues, each of which gives it its keys."""
         size = 1 if is_cluster(self._client) else _QUEUES_PER_SCRIPT
-        parts = [names[start : start + size] for start in range(0, len(names), size)]
         self._client.script_load(script.text)
         pipe = self._client.pipeline(transaction=False)
-        for some in parts:
-            places = [place for name in some for place in (keys.letters(name), keys.arrivals(name))]
-            pipe.execute_command("EVALSHA", script.digest, len(places), *places)
-        found = [count for counts in pipe.execute() for count in counts]
-        return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+        for start in range(0, len(names), size):
+            places = [key(name) for name in names[start : start + size] for key in keys]
+            pipe.execute_command("EVALSHA", script.digest, len(places), *places, *args)
+        return [one for answers in pipe.execute() for one in answers]
 
     def queues(self, names: Sequence[str] | None = None) -> list[QueueSummary]:
         """Return dead-letter queues, by default all, with their size, age and reasons."""
@@ -237,7 +248,8 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     hour = span // _SPANS_PER_HOUR
     recent_spans = tuple(spans[one] for one in range(span - _SPANS_PER_HOUR + 1, span + 1))
     last_span = max(spans, default=0)  # not in the hours yet
-    by_hour = _parsed_counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
+    by_hour = _parsed_counts(hours)
+    by_hour[last_span // _SPANS_PER_HOUR] += spans[last_span]
     began = from_micros(int(first or 0))
     seconds = min(_SPAN + now.timestamp() % _SPAN, (now - began).total_seconds())
     return Group(

@@ -10,7 +10,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -196,6 +198,14 @@ class Site:
                 self._runner = self.dlq.runner().start()
             return self._runner
 
+    def prepare(self) -> None:
+        """Compile the templates and make the overview: the first request imports nothing more."""
+        self.templates.compile()
+        route = self.routes["overview"]
+        made = self.threads.submit(route.page, Call(site=self, user=User(), route=route))
+        with suppress(Exception):  # a store that is away: pages say so
+            made.result(timeout=route.seconds)
+
     def close(self) -> None:
         """End the threads; requests that are being answered are answered.
 
@@ -291,6 +301,7 @@ def fields_of(text: str) -> dict[str, list[str]]:
         raise RequestError(400, f"expected at most {MAX_FIELDS} fields, got more") from exc
 
 
+@lru_cache(maxsize=1024)
 def _encoded(name: str) -> str:
     once = quote(name, safe="", errors="backslashreplace")
     if not once.strip("."):  # browsers take "." and ".." for folders

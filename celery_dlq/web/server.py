@@ -206,7 +206,7 @@ def serve(
         number: signal.signal(number, _ignore_signal) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        app.site.templates.compile()
+        app.site.prepare()
         # What is there now stays: to look at it for garbage takes 30 ms, in one request of ten.
         gc.collect()
         gc.freeze()

@@ -46,6 +46,7 @@ class Templates:
         self.environment = Environment(
             loader=FileSystemLoader([str(files(name) / "templates") for name in packages]),
             autoescape=True,
+            auto_reload=False,  # Else each include, two in each row, asks for the file's time
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -160,6 +161,8 @@ def bars(
     heights = [sum(counts.values()) for _name, counts in columns]
     scale, width, drawn = 26 / max(1, *heights), 6 * len(columns), []
     for place, (name, counts) in enumerate(columns):
+        if not heights[place]:  # As most are
+            continue
         y = 27.0
         for why, letters in counts.items():
             if letters:

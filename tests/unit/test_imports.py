@@ -160,3 +160,26 @@ def test_workers_and_commands_need_only_the_core() -> None:
         "assert all(dlq.get_command(None, name) for name in dlq.list_commands(None))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_first_page_of_a_server_imports_nothing() -> None:
+    """What the overview imports is imported before the server listens: 0.1 s of the first one."""
+    code = (
+        "import sys\n"
+        "from celery import Celery\n"
+        "from celery_dlq import DeadLetters\n"
+        "from celery_dlq.store.embedded import embedded\n"
+        "from celery_dlq.web.http import Call, Site, User\n"
+        "from celery_dlq.web.site import all_routes\n"
+        "site = Site(DeadLetters(Celery(broker=embedded())), all_routes())\n"
+        "site.prepare()\n"
+        "before = set(sys.modules)\n"
+        "route = site.routes['overview']\n"
+        "assert route.page(Call(site=site, user=User(), route=route)).status == 200\n"
+        "print(sorted(set(sys.modules) - before))\n"
+        "site.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout.strip() == "[]"

@@ -15,7 +15,7 @@ from celery_dlq.letters.comparison import FeatureValue, Masked, pairs_of
 from celery_dlq.letters.explanation import named_value
 from celery_dlq.operations.reading import Reading
 
-MOST_LETTERS, SECONDS = 300, 0.01
+MOST_LETTERS, SECONDS = 300, 0.007
 """The newest letters of a queue that are looked at, and how long: time of this thread."""
 
 _OF_EACH = 40  # letters of a cause
@@ -43,7 +43,8 @@ def shares(
     for entry in islice(reading.entries(queue, newest_first=True), MOST_LETTERS):
         sample = found[entry.text("fingerprint")]
         if len(sample) < _OF_EACH:
-            pairs = pairs_of(entry.text, masked)
+            texts = {name: entry.text(name) for name in ("args_json", "kwargs_json")}
+            pairs = pairs_of(texts.get, masked)
             sample.append({pair for pair in pairs if pair[1] and pair[0].startswith(("args", "k"))})
         if time.thread_time() >= until:
             in_time = False

@@ -39,11 +39,9 @@ class Places(Part):
                 for name in _scanned(scan, self._keys.ids(queue), word, until):
                     yield queue, name
         elif len(word) >= ID_LENGTH:
-            field = spelled(word)
-            asked = of_each(
-                self._client, queues, lambda pipe, name: pipe.hexists(self._keys.ids(name), field)
+            yield from (
+                (queue, word) for queue in self._store.letters.overviews.holders(queues, word)
             )
-            yield from ((queue, word) for queue, (there,) in asked if there)
 
     def of_task(self, queues: Sequence[str], task_id: str) -> Iterator[tuple[str, bool, list[str]]]:
         """Yield what the newest letters of each queue have: if there are more, ids of some.

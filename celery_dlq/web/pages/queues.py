@@ -92,11 +92,9 @@ def groups(call: Call) -> Page:
     if text:
         most, seconds = first + MAX_GROUPS + 1, timing.current.page / 2  # rows take time, too
         found, searched = reading.groups_with_text(queue, text, by, state, most, seconds)
-        found = found[first:]
+        found, more = found[first : first + MAX_GROUPS], len(found) == most
     else:
-        found = reading.groups(queue, by=by, state=state, limit=MAX_GROUPS, offset=first)
-        found += reading.groups(queue, by=by, state=state, limit=1, offset=first + MAX_GROUPS)
-    more, found = len(found) > MAX_GROUPS, found[:MAX_GROUPS]
+        found, more = reading.groups_and_more(queue, by, state, first, MAX_GROUPS)
     if by == "newest":
         found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
     return call.page(
@@ -115,7 +113,7 @@ def groups(call: Call) -> Page:
         more=more,
         searched=searched,
         length=call.dlq.store.length(queue),
-        emptied=[] if state else call.dlq.emptied(queue, limit=MAX_EMPTIED),
+        emptied=[] if state or text or number > 1 else call.dlq.emptied(queue, limit=MAX_EMPTIED),
     )
 
 

@@ -18,14 +18,7 @@ from typing import Any
 from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import DeadLetter, Recorded, TextEnum, check_aware
 
-__all__ = [
-    "Action",
-    "Change",
-    "DeadLettered",
-    "Event",
-    "Redriven",
-    "acting_as",
-]
+__all__ = ["Action", "Change", "DeadLettered", "Event", "Redriven", "acting_as"]
 
 logger = get_logger("celery_dlq")
 

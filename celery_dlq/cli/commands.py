@@ -117,8 +117,9 @@ def _json_escapes(error: UnicodeError) -> tuple[str, int]:
 
 
 @click.group(cls=LazyCommands, invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the causes as JSON, an object a line.")
 @click.pass_context
-def dlq(ctx: click.Context) -> None:
+def dlq(ctx: click.Context, *, as_json: bool) -> None:
     """Look at dead letters, and run their tasks again.
 
     Without a command, show what burns, why, what is in force, and which command is next.
@@ -131,6 +132,12 @@ def dlq(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         from celery_dlq.cli import night  # noqa: PLC0415 - every celery command imports this module
-        from celery_dlq.cli.context import console_of, dead_letters_of  # noqa: PLC0415
+        from celery_dlq.cli.context import console_of, dead_letters_of, print_lines  # noqa: PLC0415
 
-        night.show_night(ctx, console_of(ctx), dead_letters_of(ctx))
+        dead_letters = dead_letters_of(ctx)
+        if as_json:
+            print_lines(one.to_json() for one in dead_letters.incidents())
+        else:
+            night.show_night(ctx, console_of(ctx), dead_letters)
+    elif as_json:
+        raise click.UsageError("--json stands behind the command, as in `dlq queues --json`")

@@ -343,6 +343,8 @@ def _print_job(console: Console, found: Job) -> None:
     shown = found.to_json()
     say(console, f"{found.kind} of {found.queue}: {found.state}", "bold")
     shown["filter"] = found.readable_filter()
+    if found.state == "done" and not found.unfinished.get("in_doubt"):
+        shown["unfinished"] = None  # of its last look
     for name in _SHOWN:
         value = shown[name]
         if value not in (None, "", {}, 0):

@@ -186,7 +186,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
     state = group.status.state
     return (
         (
-            group.fingerprint[:8],
+            group.digits,
             one.dead_letter_queue,
             line_text(state.value, state.colour),
             group.status.owner,
@@ -216,7 +216,7 @@ def _next_commands(in_force: InForce, causes: Sequence[Incident], of: Incidents)
     if not loud:
         return
     first = loud[0]
-    task, digits = first.group.task_name, first.group.fingerprint[:8]
+    task, digits = first.group.task_name, first.group.digits
     held = [one for one in in_force.held if task and one.hold.covers(task, one.hold.queue)]
     if first.group.example_id:
         yield f"show {first.group.example_id[:8]}"

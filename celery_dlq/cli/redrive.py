@@ -19,14 +19,7 @@ from celery_dlq.cli.jobs import (
     skipped_texts,
     unfinished,
 )
-from celery_dlq.cli.options import (
-    DURATION,
-    RATE,
-    StartAt,
-    changes_letters,
-    files_option,
-    options,
-)
+from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, files_option, options
 from celery_dlq.cli.table import letters_text, line_text, print_table, say, unreadable_text
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
@@ -140,7 +133,7 @@ def redrive(
 def _redrive(request: JobRequest) -> None:
     dead_letters, bound = request.dead_letters, request.how["at_most"]
     if bound is not None and not request.console.is_terminal:  # a terminal shows how many are open
-        click.echo(f"Waits while {bound:,} of its messages have not ended.", err=True)
+        click.echo(f"Keeps at most {bound:,} of its messages open: it waits for ends.", err=True)
     at_once = partial(dead_letters.redrive, request.queue, request.where, **request.how)
     report = request.run_or_plan("redriven", at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched + report.refused or report.state != "done")

@@ -134,13 +134,7 @@ class _Unit:
         self._numeric -= {one for one in self._numeric if counted_up(groups, one)}
 
     def explained(
-        self,
-        name: str,
-        course: Course,
-        timing: CauseTiming | None,
-        alpha: float,
-        *,
-        cut: bool,
+        self, name: str, course: Course, timing: CauseTiming | None, alpha: float, *, cut: bool
     ) -> Explanation:
         """Explain a cause."""
         here, sides, tasks = self.letters[name], self._comparison_sides(name), self.tasks[name]

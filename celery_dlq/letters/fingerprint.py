@@ -23,6 +23,9 @@ _HASHED_FRAMES = 3
 DIGITS = 16
 """Length of a fingerprint."""
 
+SHOWN_DIGITS = 8
+"""Of them, those by which people and commands name a cause."""
+
 _FRAME = re.compile(r' *File "([^"\n]+)", line \d+, in ([^\n]+)')
 # Where packages are installed: by pip, by Debian, in a pex as files and as a zip file.
 _LIBRARY = re.compile(

@@ -127,7 +127,7 @@ class Incidents:
     def canary_command(self, one: Incident) -> str:
         """The command that redrives some letters of a cause first."""
         queue = one.dead_letter_queue
-        options = f"--fingerprint {one.group.fingerprint[:8]} --canary 10"
+        options = f"--fingerprint {one.group.digits} --canary 10"
         elsewhere = self._reading.is_elsewhere(queue, one.group.fingerprint)
         return on_queue("redrive", queue, options) if elsewhere else f"redrive {options}"
 

@@ -296,13 +296,7 @@ class Removal:
         return Retention(self._store, jobs.backend.workers, jobs.events, whoami())
 
     def _removed(
-        self,
-        kind: str,
-        queue: str,
-        where: LetterFilter | None,
-        given: PurgeKeys,
-        *,
-        forever: bool,
+        self, kind: str, queue: str, where: LetterFilter | None, given: PurgeKeys, *, forever: bool
     ) -> DiscardReport:
         taken = [*PurgeKeys.__annotations__, *(["forever"] if kind == "discard" else [])]
         where, options = split_arguments(kind, where, given, taken)

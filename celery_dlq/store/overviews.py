@@ -21,10 +21,12 @@ from celery_dlq.store.keys import spelled, text_of
 from celery_dlq.store.part import QueueNames, of_each
 from celery_dlq.store.records import (
     KEPT_DAYS,
+    NOW_MINUTES,
     Group,
     GroupOrder,
     QueueStatus,
     QueueSummary,
+    by_minute,
     stored_at,
 )
 from celery_dlq.store.scripts import Script, script_text
@@ -229,7 +231,16 @@ def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
         reasons=dict(sorted((reason.value, n) for reason, n in pairs if n)),
         last_hour=sum(map(sum, arrivals.values())),
         arrivals=arrivals,
+        per_minute=_pace(by_minute(arrivals), now),
     )
+
+
+def _pace(minutes: Sequence[int], now: datetime) -> float:
+    """Letters a minute of the last minutes, or since the first letter of the hour, as of causes."""
+    first = next((place for place, letters in enumerate(minutes) if letters), len(minutes))
+    whole = min(NOW_MINUTES, len(minutes) - first) - 1  # The last one still runs
+    seconds = whole * _MINUTE + now.timestamp() % _MINUTE
+    return sum(minutes[-NOW_MINUTES:]) * _MINUTE / max(_MINUTE, seconds)
 
 
 def _known_group(name: bytes, letters: int, text: bytes, now: datetime) -> Group:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from celery_dlq.events import GroupState
+from celery_dlq.letters.fingerprint import SHOWN_DIGITS
 from celery_dlq.letters.record import (
     DeadLetter,
     Delivery,
@@ -90,8 +91,13 @@ OPEN_GROUP = GroupStatus()
 """The status of a group about which nobody decided anything."""
 
 
-_NOW_MINUTES = 5
+NOW_MINUTES = 5  # at most, of which the pace of a queue is
 _GROWING = 1.5  # times the usual
+
+
+def by_minute(arrivals: Mapping[str, Sequence[int]]) -> list[int]:
+    """Letters of all reasons in each minute of the last hour, the oldest minute first."""
+    return [sum(column) for column in zip(*arrivals.values(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,8 @@ class QueueSummary:
         last_hour: Letters stored in the last hour, removed ones too.
         arrivals: The same by reason: their numbers in each of the last 60 minutes, the oldest
             minute first. The last minute is still running.
+        per_minute: Letters a minute now: of the last four to five minutes, or since the first one
+            in this hour.
         memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
             ``None`` if unknown.
     """
@@ -118,28 +126,19 @@ class QueueSummary:
     reasons: Mapping[str, int] = field(default_factory=dict)
     last_hour: int = field(default=0, compare=False)
     arrivals: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
+    per_minute: float = field(default=0.0, compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
-
-    @property
-    def per_minute(self) -> float:
-        """Letters a minute now: of the last minutes, of which one is still running."""
-        return sum(self._minutes()[-_NOW_MINUTES:]) / _NOW_MINUTES
 
     @property
     def direction(self) -> str:
         """``quiet``, ``growing``, ``slowing`` or ``steady``: now, by the minutes before."""
-        minutes, now = self._minutes(), self.per_minute
-        before = minutes[:-_NOW_MINUTES]
+        now, before = self.per_minute, by_minute(self.arrivals)[:-NOW_MINUTES]
         usual = sum(before) / max(1, len(before))
         if not now:
             return "quiet"
         if now > _GROWING * usual:
             return "growing"
         return "slowing" if _GROWING * now < usual else "steady"
-
-    def _minutes(self) -> list[int]:
-        """Letters of each minute of the last hour, the oldest first."""
-        return [sum(column) for column in zip(*self.arrivals.values(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +190,11 @@ class Group:
     per_minute: float = field(default=0.0, compare=False)
     releases: Sequence[str] = ()
     status: GroupStatus = field(default=OPEN_GROUP, compare=False)
+
+    @property
+    def digits(self) -> str:
+        """The first ones of its fingerprint, by which commands and people name it."""
+        return self.fingerprint[:SHOWN_DIGITS]
 
     @property
     def is_growing(self) -> bool:

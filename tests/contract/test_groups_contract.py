@@ -30,6 +30,14 @@ def newest(store: Letters, most: int | None = None) -> list[str]:
     return store.overviews.ranked(DLQ, "newest", most=most)
 
 
+def test_the_rate_of_a_young_queue_is_of_its_own_time(store: Letters) -> None:
+    """It has not had five minutes yet; its first minute counts as a whole one."""
+    for number in range(30):
+        stored(store, id=f"{number}", task_id=f"{number}")
+    (orders,) = store.overviews.queues()
+    assert 20 < orders.per_minute <= 30
+
+
 def test_arrivals_are_counted_by_reason_and_minute(store: Letters) -> None:
     """By when letters were stored, also those that are gone; a queue without any has none."""
     first = stored(store)

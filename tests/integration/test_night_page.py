@@ -354,13 +354,24 @@ def test_growing_steady_slowing_quiet() -> None:
 
     def direction(*, before: int, now: int) -> str:
         minutes = [before] * 55 + [now] * 5
-        return QueueSummary(name=DLQ, letters=1, arrivals={"failed": minutes}).direction
+        known: dict[str, Any] = {"arrivals": {"failed": minutes}, "per_minute": float(now)}
+        return QueueSummary(name=DLQ, letters=1, **known).direction
 
     assert direction(before=1, now=10) == "growing"
     assert direction(before=0, now=1) == "growing"
     assert direction(before=10, now=11) == "steady"
     assert direction(before=10, now=1) == "slowing"
     assert direction(before=10, now=0) == "quiet"
+
+
+def test_a_script_gets_the_causes_as_json(shop: DeadLetters, run: Callable[..., Result]) -> None:
+    """As records; of a command it is an option of its own."""
+    found = [json.loads(line) for line in run("--json").output.splitlines()]
+    assert [one["fingerprint"] for one in found] == [CAUSE, OTHER]
+    assert found == [json.loads(json.dumps(one.to_json())) for one in shop.incidents()]
+    refused = run("--json", "queues")
+    assert refused.exit_code == 2
+    assert "dlq queues --json" in refused.output
 
 
 def test_the_record_of_an_incident_is_json(shop: DeadLetters) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, Change, GroupState, whoami
+from celery_dlq.letters.fingerprint import SHOWN_DIGITS
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
@@ -24,7 +25,6 @@ MAX_RELEASE_CHARS = 200
 MAX_OWNER_CHARS = 200
 _MAX_AUDIT_CHARS = 200
 _MOST_CHANGES_READ = 2_000
-_DIGITS = 8  # of a fingerprint, that name it where people read
 
 
 class SetBy(NamedTuple):
@@ -131,7 +131,7 @@ class Notes:
 
         Also holds whose reason names it, as those do that commands and pages propose.
         """
-        digits = fingerprint[:_DIGITS]
+        digits = fingerprint[:SHOWN_DIGITS]
         found = self._registry.changes(limit=_MOST_CHANGES_READ, quoting=digits)
         of_group = (
             one

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from celery_dlq.store.records import Group
 
 _RESUMED = ("interrupted", "cancelled", "stopped", "failed")
-_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ class Steps:
         """A cause as commands name it: with its queue, if another queue has it, too."""
         elsewhere = self._assembly.reading().is_elsewhere(job.queue, cause.fingerprint)
         of_queue = f" --queue {shlex.quote(job.queue)}" if elsewhere else ""
-        return f"{cause.fingerprint[:_DIGITS]}{of_queue}"
+        return f"{cause.digits}{of_queue}"
 
     def _after_deaths(self, job: Job, cause: Group | None) -> Iterator[Step]:
         where = f"headers.dlq_redrive={job.id}"
@@ -98,7 +97,7 @@ class Steps:
         yield Step(words=words, command=look, route="letters", query=query, parts=of_queue)
         if cause is None:
             return
-        digits = cause.fingerprint[:_DIGITS]
+        digits = cause.digits
         if cause.task_name:
             incident = self._incident_of(job.queue, cause)
             conditions = incident.conditions if incident is not None else ()
@@ -113,7 +112,7 @@ class Steps:
         )
 
     def _after_success(self, job: Job, cause: Group) -> Iterator[Step]:
-        digits = cause.fingerprint[:_DIGITS]
+        digits = cause.digits
         if cause.letters:
             yield Step(
                 words=f"Redrive the other {cause.letters:,}",

@@ -67,7 +67,7 @@ def _known(dead_letters: DeadLetters, _period: int) -> Known:
             for word, value in (
                 ("task", group.task_name),
                 ("exception", group.exception_type or ""),
-                ("fingerprint", group.fingerprint[:8]),
+                ("fingerprint", group.digits),
                 *(("release", one) for one in group.releases),
             ):
                 if value:

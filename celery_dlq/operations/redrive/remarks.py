@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from celery_dlq.letters.fingerprint import SHOWN_DIGITS
 from celery_dlq.letters.printable import shortened, some_of
 from celery_dlq.letters.record import iso
 
@@ -46,7 +47,7 @@ def _of_releases(jobs: Jobs, causes: Sequence[Group]) -> Iterator[str]:
             names = some_of([worker.hostname for worker in same], _MOST_NAMES)
             yield (
                 f"{len(same)} of {len(workers)} live workers run release {releases}, in which "
-                f"letters of {cause.fingerprint[:8]} died: {names}"
+                f"letters of {cause.digits} died: {names}"
             )
 
 
@@ -59,7 +60,7 @@ def _of_canaries(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[st
                 verdict = job.canary.get("verdict")
                 if verdict not in _PASSED:
                     yield (
-                        f"the last canary of {cause.fingerprint[:8]} ended with {verdict!r}, at "
+                        f"the last canary of {cause.digits} ended with {verdict!r}, at "
                         f"{iso(job.started_at)} by {job.actor}: see job {job.id}"
                     )
                 break
@@ -70,4 +71,4 @@ def _newest_notes(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[s
     for name, note in jobs.backend.notes.newest(queue, names).items():
         text = jobs.settings.redaction.shown(note, "text").text
         text = shortened(" ".join(text.split()), _MAX_NOTE_CHARS)
-        yield f"{note.actor} on {name[:8]}, {note.at:%Y-%m-%d %H:%M} UTC: {text}"
+        yield f"{note.actor} on {name[:SHOWN_DIGITS]}, {note.at:%Y-%m-%d %H:%M} UTC: {text}"

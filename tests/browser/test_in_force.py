@@ -55,6 +55,24 @@ def test_every_page_shows_a_hold_and_releases_it(held: str, page: Any, pages: Pa
     expect(page.get_by_role("region", name="In force")).to_have_count(0)
 
 
+def test_a_hold_with_a_long_name_takes_two_lines_of_a_phone(
+    dlq: DeadLetters, client: redis.Redis, context: Callable[..., Any], pages: Pages
+) -> None:
+    """The name is cut, how many wait is not; whoever points at it sees all of it."""
+    bad_day.stored(dlq, client, letters=3)
+    task = f"shop.{'payments_of_'.join(map(str, range(6)))}.charge".ljust(80, "x")
+    dlq.app.task(_charge, name=task, shared=False)
+    dlq.hold(task)
+    page = context(viewport={"width": 360, "height": 740}).new_page()
+    page.goto(pages.url)
+    strip = page.get_by_role("region", name="In force")
+    expect(strip).to_contain_text("0 wait")
+    assert strip.bounding_box()["height"] < 110
+    assert strip.get_by_title(task).bounding_box()["height"] < 30
+    assert sideways(page) <= 0
+    assert violations(page) == []
+
+
 def test_what_is_held_is_marked_where_it_fails(held: str, page: Any, pages: Pages) -> None:
     """In the row of its queue, in that of its cause, and on the page of the cause."""
     page.goto(pages.url)

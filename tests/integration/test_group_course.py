@@ -88,3 +88,22 @@ def test_the_number_of_an_hour_is_not_found_in_another(redis_url: str) -> None:
     """``10`` is not ``100``, nor is a release the beginning of another."""
     parts = grown(redis_url, [100 * HOUR, 110 * HOUR, 111 * HOUR], ["1", "11", "1"])
     assert parts[3:6] == ["110:1,100:1", f"{111 * 12}:1", "1,11"]
+
+
+def test_the_course_of_a_cause_of_this_hour_has_parts_of_five_minutes() -> None:
+    """Of one that died, was redriven and dies again, an hour would make one steady pace."""
+    now = 1_760_001_000.0
+    hour = int(now // 3600)
+
+    def life(minutes: float, letters: int) -> Group:
+        at = now - 60 * minutes
+        text = f"{at * 1e6:.0f}|{at * 1e6 + 9e6:.0f}|||{int(at // 300)}:{letters}||"
+        return read_group("a", letters, text, now=from_micros(int(now * 1e6)))
+
+    lives = [life(1, 40), life(20, 30)]
+    found = course_of(lives, now)
+    places = {int((now - 60 * minutes) // 300): letters for minutes, letters in ((1, 40), (20, 30))}
+    assert (found.width, found.buckets, found.letters) == (300, places, 70)
+    older = course_of([*lives, life(120, 9)], now)
+    assert (older.width, older.letters) == (3600, 79)
+    assert older.buckets[hour - 2] == 9

@@ -41,6 +41,7 @@ _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
 _SELECTED = "selected"  # the letters that are compared, as the name of their cause
 _MICROS = 1e6
 _HOUR = 3600
+_SPAN = 300  # Seconds of a part of `Group.recent`
 _MOST_GROUPS = 25  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
 NOT_IN_TIME = "There was no time to compare its letters with others; ask again."
@@ -256,18 +257,29 @@ def _pace_text(timing: CauseTiming) -> str:
 
 
 def course_of(lives: list[Group], now: float) -> Course:
-    """The course of a group by the hours of the clock, of which the last one is still running."""
-    last = int(now // _HOUR)
+    """The course of a group by the hours of the clock; of one of this hour by its twelve parts.
+
+    The last part is still running.
+    """
+    began, seen = (
+        pick(moments).timestamp()
+        for pick, moments in (
+            (min, [one.first_seen_at for one in lives]),
+            (max, [one.last_seen_at for one in lives]),
+        )
+    )
+    parts = len(lives[0].recent)
+    is_new = parts and began >= (now // _SPAN - parts + 1) * _SPAN
+    width, last = (_SPAN, int(now // _SPAN)) if is_new else (_HOUR, int(now // _HOUR))
     counts = Counter[int]()
     for group in lives:
-        first = last - len(group.course) + 1
-        counts.update({first + place: count for place, count in enumerate(group.course) if count})
-    seen = max(one.last_seen_at for one in lives).timestamp()
+        some = group.recent if is_new else group.course
+        counts.update({last - len(some) + 1 + place: one for place, one in enumerate(some) if one})
     return Course(
         letters=sum(counts.values()),
-        first_at=min(one.first_seen_at for one in lives).timestamp(),
-        last_at=min(now, seen) if seen // _HOUR == last else now,
-        width=_HOUR,
+        first_at=began,
+        last_at=min(now, seen) if seen // width == last else now,
+        width=width,
         buckets=counts,
     )
 

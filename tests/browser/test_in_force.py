@@ -51,6 +51,8 @@ def test_every_page_shows_a_hold_and_releases_it(held: str, page: Any, pages: Pa
         expect(strip).to_contain_text("0 wait")
         expect(strip).to_contain_text("tenant nordic")
     strip.get_by_role("button", name=f"Release {held}").click()
+    what = f"{held}: shop.charge, kwargs.tenant=nordic in *"
+    expect(page.locator("main")).to_contain_text(what)
     page.get_by_role("button", name="Release 0 messages").click()
     expect(page.get_by_role("region", name="In force")).to_have_count(0)
 

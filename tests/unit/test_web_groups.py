@@ -145,6 +145,10 @@ def test_a_cause_is_taken_by_one_click_and_keeps_its_owner_without_letters() -> 
     history = text.partition("Who did what")[2]
     for words in ("assigned: olga", "assigned: ann", "resolved: 2026.3", "2 letters: SHOP-17"):
         assert words in history, history
+    hold = web.dlq.hold(queue="orders", reason=f"cause {GROUP[:8]}").id
+    web.dlq.end_hold(hold)
+    history = shown(web, PAGE).partition("Who did what")[2]
+    assert f" released: cause {GROUP[:8]} " in history, history  # and not when: that follows
     assert assigned(web, "to=nobody") == 303
     assert "owner nobody Me Somebody else" in shown(web, PAGE)
     assert [assigned(web, fields) for fields in ("", "to=other&owner=" + "x" * 201)] == [400, 400]

@@ -67,7 +67,7 @@ def end_hold(call: Call) -> Page:
         title=f"Release {found.held:,} messages?",
         button=f"Release {found.held:,} messages",
         facts={
-            "hold": f"{hold_id}: {held.task} in {held.queue}",
+            "hold": f"{hold_id}: {', '.join((held.task, *held.where))} in {held.queue}",
             "where to": f"the queues they come from, in order, {pace}",
             "by": "a worker" if workers else "a worker, as soon as one runs: there is none now",
         },

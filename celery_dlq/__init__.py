@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from celery_dlq.errors import DLQError
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
-    from celery_dlq.plugin import DeadLetters, Loader
+    from celery_dlq.loader import Loader
+    from celery_dlq.plugin import DeadLetters
     from celery_dlq.policies.policy import Policy
 
 __version__ = "0.1.0"
@@ -27,7 +28,7 @@ _HOME = {
     "DeadLetters": "plugin",
     "Delivery": "letters.record",
     "LetterFilter": "letters.filters",
-    "Loader": "plugin",
+    "Loader": "loader",
     "Outcome": "letters.record",
     "Policy": "policies.policy",
     "Reason": "letters.record",

@@ -6,21 +6,20 @@ Every publisher imports this module, so the rest is imported when it is made.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import signals
 from celery_dlq.config import RABBITMQ, Settings, check_broker_url, visibility_timeout
 from celery_dlq.errors import SettingsError
-from celery_dlq.events import Events
+from celery_dlq.events import Event, Events
 from celery_dlq.policies.checks import shown
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.registry import features
 from celery_dlq.store.address import AddressKind
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.worker_records import Clock
@@ -28,10 +27,9 @@ from celery_dlq.transport import default_delay, publications
 
 if TYPE_CHECKING:
     from celery_dlq.letters.redaction import Redaction
-    from celery_dlq.operations.instructions import KnownNames
     from celery_dlq.operations.jobs import Jobs
     from celery_dlq.operations.memory_check import MemoryCheck
-    from celery_dlq.operations.policies import PolicyAdmin
+    from celery_dlq.operations.policies import KnownNames
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.release import HeldQueues
     from celery_dlq.operations.retention import Retention
@@ -46,6 +44,7 @@ _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:LongWorkStep",
 )
 _CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
+_SIGNALS = "celery_dlq.signals"
 
 
 class Assembly:
@@ -55,7 +54,7 @@ class Assembly:
         self.app = app
         self.clock = clock
         self.events = Events()
-        self.events.subscribe(signals.relay, signals.wants)
+        self.events.subscribe(_relay, _wants)
         self.measuring = Measuring(lambda: self.backend.new_counts.add_counts)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
@@ -209,11 +208,6 @@ class Assembly:
 
         return ReliableFetch(self.settings, options, self.backend if here and one else None)
 
-    def outboxes(self) -> list[Any]:
-        """What features record letters in before they are stored; see `Feature.outbox`."""
-        made = (feature.load(feature.outbox)(self) for feature in features() if feature.outbox)
-        return [one for one in made if one is not None]
-
     def dead_letter_queues(self) -> list[str]:
         """The dead-letter queues that the settings name; others follow from patterns and tasks."""
         settings = self.settings
@@ -244,15 +238,19 @@ class Assembly:
 
     def known_names(self) -> KnownNames:
         """The tasks and queues that operators may name."""
-        from celery_dlq.operations.instructions import KnownNames
+        from celery_dlq.operations.policies import KnownNames
 
         return KnownNames(self)
 
-    def policy_admin(self) -> PolicyAdmin:
-        """Shows and changes policies."""
-        from celery_dlq.operations.policies import PolicyAdmin
 
-        return PolicyAdmin(self)
+def _wants(kind: type[Event]) -> bool:
+    """True if a signal has a receiver, which imported the signals to connect."""
+    return _SIGNALS in sys.modules and bool(sys.modules[_SIGNALS].wants(kind))
+
+
+def _relay(event: Event) -> None:
+    if _SIGNALS in sys.modules:
+        sys.modules[_SIGNALS].relay(event)
 
 
 def backend_for(settings: Settings, app: Any) -> Store:

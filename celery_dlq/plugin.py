@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from celery.loaders.app import AppLoader
 
 from celery_dlq.assembly import Assembly
 from celery_dlq.config import Settings
@@ -138,29 +137,3 @@ forget_export files memory warnings asgi runner
 """  # of the core; a test compares them
 for _name in (*_OPERATIONS.split(), *(name for one in features() for name in one.operations)):
     setattr(DeadLetters, _name, _Later(_name))
-
-
-class Loader(AppLoader):
-    """Celery's loader of apps, which also makes their `DeadLetters`: for somebody else's code.
-
-    ``CELERY_LOADER=celery_dlq.Loader`` in the environment of every process of such an app, or
-    ``celery --loader celery_dlq.Loader …`` for one command, does what ``DeadLetters(app)`` does.
-
-    Celery makes an app's loader when it first reads the app's configuration: before a worker
-    builds its parts, before ``Task.apply_async`` publishes. Only a message that is sent by name
-    (``app.send_task``) before anything else gets no default delay.
-
-    An app that was made with a ``loader`` of its own ignores the variable. An app that is nothing
-    but a ``celeryconfig.py`` needs ``CELERY_CONFIG_MODULE=celeryconfig`` too, because Celery
-    looks for that module by itself only with its own default loader.
-
-    Args:
-        app: The Celery app.
-
-    Source: ``Celery._get_default_loader`` in
-    https://github.com/celery/celery/blob/main/celery/app/base.py
-    """
-
-    def __init__(self, app: Any, **kwargs: Any) -> None:
-        super().__init__(app, **kwargs)
-        DeadLetters(app)

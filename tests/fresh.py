@@ -14,6 +14,7 @@ from celery_dlq.events import Events
 from celery_dlq.operations.api import KINDS
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.plugin import utc_now
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.embedded import embedded
 from celery_dlq.store.keys import Keys
@@ -75,7 +76,7 @@ def jobs_on(backend: Store) -> Jobs:
         app=an_app(),
         settings=None,
         backend=backend,
-        policy_admin=lambda: None,
+        policy_table=PolicyTable,
         events=Events(),
         measuring=Measuring(lambda: backend.metrics.add_counts),
         clock=utc_now,

@@ -14,7 +14,7 @@ from rich.console import Console
 from celery_dlq import DeadLetters
 from celery_dlq.cli.options import letter_filter
 from celery_dlq.cli.table import letters_text, say
-from celery_dlq.letters.arguments import unread_text
+from celery_dlq.letters.bodies import unread_text
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.operations.files import ExportedFiles

@@ -45,11 +45,11 @@ from celery_dlq.cli.table import (
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.facts import count_of, facts_of
-from celery_dlq.letters.headers import lives_of
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import LETHAL, DeadLetter, Delivery, Reason
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.letters.redriven import lives_of
 from celery_dlq.operations.redrive.select import matcher
 
 if TYPE_CHECKING:

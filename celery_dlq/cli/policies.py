@@ -16,7 +16,7 @@ from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, prin
 from celery_dlq.cli.options import DURATION, json_option, yes_option
 from celery_dlq.cli.table import line_text, print_facts, say
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.policies import PolicyReport, PolicyView
+from celery_dlq.operations.policies import PolicyAdmin, PolicyReport, PolicyView
 from celery_dlq.operations.removal import Removal
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.policy import policy_keys
@@ -71,7 +71,7 @@ def set_(
     check_names("policy keys", pairs, policy_keys())
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
-    admin = dead_letters_of(ctx).assembly.policy_admin()
+    admin = PolicyAdmin(dead_letters_of(ctx).assembly)
     _ask_before_change(
         ctx, queue, pairs, admin.after(admin.check_override(queue, length, **pairs)), yes=yes
     )
@@ -91,7 +91,7 @@ def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -
     Asks first if this removes or redrives letters.
     """
     load_tasks(ctx.obj.app)
-    admin = dead_letters_of(ctx).assembly.policy_admin()
+    admin = PolicyAdmin(dead_letters_of(ctx).assembly)
     wanted = admin.check_lift(queue, *keys)
     _ask_before_change(
         ctx, queue, wanted, admin.after(lifted=[(queue, key) for key in wanted]), yes=yes

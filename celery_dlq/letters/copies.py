@@ -11,40 +11,31 @@ import zlib
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.letters.headers import (
-    DEAD_LETTER_QUEUE_HEADER,
-    DEAD_LETTERED_AT_HEADER,
-    DELIVERIES_HEADER,
-    LETTER_HEADER,
-    REASON_HEADER,
-    RECORD_HEADER,
-    RETRIES_HEADER,
-    SOURCE_QUEUE_HEADER,
-)
+from celery_dlq.letters import headers
 from celery_dlq.letters.record import DeadLetter, iso
 
 DEATH_HEADERS = (
-    LETTER_HEADER,
-    REASON_HEADER,
-    DEAD_LETTERED_AT_HEADER,
-    SOURCE_QUEUE_HEADER,
-    DEAD_LETTER_QUEUE_HEADER,
-    DELIVERIES_HEADER,
-    RETRIES_HEADER,
-    RECORD_HEADER,
+    headers.LETTER_HEADER,
+    headers.REASON_HEADER,
+    headers.DEAD_LETTERED_AT_HEADER,
+    headers.SOURCE_QUEUE_HEADER,
+    headers.DEAD_LETTER_QUEUE_HEADER,
+    headers.DELIVERIES_HEADER,
+    headers.RETRIES_HEADER,
+    headers.RECORD_HEADER,
 )
 
 
 def death_headers(letter: DeadLetter) -> dict[str, Any]:
     """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md."""
     return {
-        LETTER_HEADER: letter.id,
-        REASON_HEADER: letter.reason.value,
-        DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
-        SOURCE_QUEUE_HEADER: letter.source_queue,
-        DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
-        DELIVERIES_HEADER: letter.deliveries,
-        RETRIES_HEADER: letter.retries,
+        headers.LETTER_HEADER: letter.id,
+        headers.REASON_HEADER: letter.reason.value,
+        headers.DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
+        headers.SOURCE_QUEUE_HEADER: letter.source_queue,
+        headers.DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
+        headers.DELIVERIES_HEADER: letter.deliveries,
+        headers.RETRIES_HEADER: letter.retries,
     }
 
 

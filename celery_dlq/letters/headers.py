@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -80,29 +79,7 @@ EDITED_HEADER = "dlq_edited"
 EARLIER_HEADER = "dlq_earlier"
 """What a redriven message died of before, as JSON: time, reason, exception, cause. Bounded."""
 
-MAX_LIVES = 5
-"""Number of earlier deaths that a message names, the newest ones."""
-
-_MAX_LIVES_CHARS = 10_000
-_LIFE = ("at", "reason", "exception", "fingerprint", "letter")
-
 MAX_COUNT = 2**31 - 1
-
-
-OF_ONE_PUBLICATION = (HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)
-"""Headers of ours that are true of one publication: a redrive takes them off, and is immediate."""
-
-REDRIVE_HEADERS = (
-    REDRIVES_HEADER,
-    REDRIVE_HEADER,
-    REDRIVEN_AT_HEADER,
-    LETTER_HEADER,
-    EARLIER_HEADER,
-)
-"""Headers of ours that a redrive writes."""
-
-KEPT_HEADERS = (PUBLICATION_HEADER, EDITED_HEADER)
-"""Headers of ours that a message keeps over redrives."""
 
 # Set by a broker for an earlier delivery; wrong or harmful in the next one: RabbitMQ drops
 # messages that seem to go in a cycle. https://github.com/celery/celery/issues/10111
@@ -119,21 +96,6 @@ BROKER_PREFIXES = (
 def is_of_broker(name: str) -> bool:
     """True for a header that a broker set for an earlier delivery."""
     return name == REDELIVERED or name.startswith(BROKER_PREFIXES)
-
-
-def lives_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Earlier deaths of a message, oldest first; a publisher may have written anything there."""
-    text = headers.get(EARLIER_HEADER)
-    try:
-        whole = isinstance(text, str) and len(text) <= _MAX_LIVES_CHARS
-        found = json.loads(text) if whole and text else []
-    except (ValueError, RecursionError):
-        return []
-    lives = [life for life in found if isinstance(life, dict)] if isinstance(found, list) else []
-    return [
-        {name: life[name] for name in _LIFE if isinstance(life.get(name), str)}
-        for life in lives[-MAX_LIVES:]
-    ]
 
 
 def whole_number(value: object) -> int:

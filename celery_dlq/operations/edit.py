@@ -14,7 +14,7 @@ from kombu.compression import compress
 from kombu.exceptions import KombuError
 
 from celery_dlq.errors import DLQError, RedriveError
-from celery_dlq.letters.arguments import Arguments
+from celery_dlq.letters.bodies import Arguments
 from celery_dlq.letters.conditions import Path, path_of
 from celery_dlq.letters.headers import EDITED_HEADER
 from celery_dlq.letters.printable import shortened

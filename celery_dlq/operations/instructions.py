@@ -6,15 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
-from celery_dlq.store.holds import matches_pattern
-from celery_dlq.store.worker_records import MAX_TASKS
 from celery_dlq.store.workers import OpenChange, WorkerRegistry
 
 if TYPE_CHECKING:
-    from celery_dlq.assembly import Assembly
     from celery_dlq.store.letters import Letters
 
 
@@ -115,48 +110,3 @@ def change_so_far(opened: OpenChange, done: int, **detail: Any) -> Change | None
     whole = {"letters_of_job": done} if opened.before else {}
     detail = {**opened.change.detail, **detail, **whole}
     return replace(opened.change, letters=own, detail=detail)
-
-
-class KnownNames:
-    """The tasks and queues that the app, a policy, a letter or a live worker names."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
-        self._registry = assembly.backend.workers
-
-    def is_task(self, name: str) -> bool:
-        """True if the app or a live worker has a task of this name."""
-        live = (task for info in self._registry.workers() for task in info.tasks)
-        return name in {*self._assembly.app.tasks, *live}
-
-    def matching(self, task: str | None, queue: str | None) -> tuple[list[str], list[str]]:
-        """The tasks and queues that patterns match; refuses a pattern that matches none."""
-        workers = self._registry.workers()
-        # Else not all tasks of such a worker are listed.
-        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
-        app, policies = self._assembly.app, self._assembly.policy_admin()
-        tasks = {*app.tasks}.union(*(info.tasks for info in workers))
-        queues = KnownQueues.from_app(app).names.union(
-            policies.guarded_queues(), *(info.queues for info in workers)
-        )
-        found = []
-        for kind, name, known in (("task", task, tasks), ("queue", queue, queues)):
-            fit = sorted(one for one in known if matches_pattern(name or "*", one))
-            if name is not None and not fit and (listed or kind != "task"):
-                raise NotFound(
-                    f"expected a {kind} that the app or a live worker knows, got {name!r}"
-                    f"{did_you_mean(name, known)}"
-                )
-            found.append(fit)
-        return found[0], found[1]
-
-    def doubt_of_task(self, task: str | None) -> str:
-        """Why a pattern may match no task; empty if a live worker has one, or that is unknown."""
-        workers = self._registry.workers()
-        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
-        tasks = {one for info in workers for one in info.tasks}
-        if task is None or not workers or not listed:
-            return ""
-        if any(matches_pattern(task, one) for one in tasks):
-            return ""
-        return f"No live worker has registered a task {task!r}; only the app knows it."

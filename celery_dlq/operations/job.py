@@ -19,8 +19,7 @@ from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import Recorded, from_micros, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, select_entries
-from celery_dlq.store.claims import REMOVES
-from celery_dlq.store.worker_records import ClaimState
+from celery_dlq.store.claims import REMOVES, ClaimState
 
 if TYPE_CHECKING:
     from typing_extensions import Self

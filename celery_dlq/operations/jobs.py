@@ -48,6 +48,7 @@ from celery_dlq.operations.job import (
     JobRun,
     counts_of,
 )
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, Source, died_again
 from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.letters import Letters
@@ -102,7 +103,7 @@ class Jobs:
         self.app = assembly.app
         self.settings = assembly.settings
         self.backend = assembly.backend
-        self.policies = assembly.policy_admin()
+        self.policies = PolicyAdmin(assembly)
         self.events = assembly.events
         self.measuring = assembly.measuring
         self.clock = assembly.clock

@@ -20,8 +20,9 @@ from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, plain_value
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable, SourcedValue
+from celery_dlq.store.holds import matches_pattern
 from celery_dlq.store.instructions import Override
-from celery_dlq.store.worker_records import TASK_PREFIX, WorkerInfo
+from celery_dlq.store.worker_records import MAX_TASKS, TASK_PREFIX, WorkerInfo
 from celery_dlq.transport.default_delay import task_queues
 
 if TYPE_CHECKING:
@@ -318,3 +319,48 @@ def _check_span(queue: str, span: timedelta) -> None:
             f"expected an override to last more than 0 s and at most {MAX_OVERRIDE.days} days, got "
             f"{span.total_seconds():,.10g} s"
         )
+
+
+class KnownNames:
+    """The tasks and queues that the app, a policy, a letter or a live worker names."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._registry = assembly.backend.workers
+
+    def is_task(self, name: str) -> bool:
+        """True if the app or a live worker has a task of this name."""
+        live = (task for info in self._registry.workers() for task in info.tasks)
+        return name in {*self._assembly.app.tasks, *live}
+
+    def matching(self, task: str | None, queue: str | None) -> tuple[list[str], list[str]]:
+        """The tasks and queues that patterns match; refuses a pattern that matches none."""
+        workers = self._registry.workers()
+        # Else not all tasks of such a worker are listed.
+        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
+        app, policies = self._assembly.app, PolicyAdmin(self._assembly)
+        tasks = {*app.tasks}.union(*(info.tasks for info in workers))
+        queues = KnownQueues.from_app(app).names.union(
+            policies.guarded_queues(), *(info.queues for info in workers)
+        )
+        found = []
+        for kind, name, known in (("task", task, tasks), ("queue", queue, queues)):
+            fit = sorted(one for one in known if matches_pattern(name or "*", one))
+            if name is not None and not fit and (listed or kind != "task"):
+                raise NotFound(
+                    f"expected a {kind} that the app or a live worker knows, got {name!r}"
+                    f"{did_you_mean(name, known)}"
+                )
+            found.append(fit)
+        return found[0], found[1]
+
+    def doubt_of_task(self, task: str | None) -> str:
+        """Why a pattern may match no task; empty if a live worker has one, or that is unknown."""
+        workers = self._registry.workers()
+        listed = all(len(info.tasks) < MAX_TASKS for info in workers)
+        tasks = {one for info in workers for one in info.tasks}
+        if task is None or not workers or not listed:
+            return ""
+        if any(matches_pattern(task, one) for one in tasks):
+            return ""
+        return f"No live worker has registered a task {task!r}; only the app knows it."

@@ -28,9 +28,9 @@ from celery_dlq.operations.redrive.select import (
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.claims import ClaimState
+from celery_dlq.store.letters import Letters, Restored
 from celery_dlq.store.records import RawPage
-from celery_dlq.store.worker_records import ClaimState, Restored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -24,10 +24,9 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
-from celery_dlq.store.claims import REMOVES
+from celery_dlq.store.claims import REMOVES, ClaimState
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import LetterSummary, QueueStatus, ordered
-from celery_dlq.store.worker_records import ClaimState
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.operations.retention")

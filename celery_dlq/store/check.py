@@ -14,7 +14,6 @@ from redis.exceptions import ResponseError
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.store.connect import is_cluster, is_refusal, unavailable
-from celery_dlq.store.faults import CLUSTER, fault_line, known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 from celery_dlq.store.scripts import script_text
 
@@ -42,6 +41,8 @@ def check_redis(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
 
 def error_of(exc: Exception, url: str, prefix: str) -> SettingsError | StoreUnavailable:
     """Return the error to raise for one of redis-py's; it shows no password."""
+    from celery_dlq.store.faults import known_fault  # noqa: PLC0415 - a good store needs none
+
     return known_fault(exc, url, prefix) or unavailable(exc, url)
 
 
@@ -84,12 +85,18 @@ def _check_connection(store: Store) -> None:
 def _check_kind(store: Store) -> None:
     server = reply_of_server(store, "info", "server")
     version = too_old(server)
+    if version is None and (is_cluster(store.client) or not is_cluster_node(server)):
+        return
+    from celery_dlq.store.faults import CLUSTER, fault_line  # noqa: PLC0415 - as above
+
+    expected, got, remedy = (
+        "to be one server, not a node of a Redis Cluster",
+        "redis_mode:cluster",
+        CLUSTER,
+    )
     if version is not None:
-        remedy = "upgrade it, or name another"
-        raise SettingsError(fault_line(store.url, "to be Redis 6.2 or later", version, remedy))
-    if is_cluster_node(server) and not is_cluster(store.client):
-        expected = "to be one server, not a node of a Redis Cluster"
-        raise SettingsError(fault_line(store.url, expected, "redis_mode:cluster", CLUSTER))
+        expected, got, remedy = "to be Redis 6.2 or later", version, "upgrade it, or name another"
+    raise SettingsError(fault_line(store.url, expected, got, remedy))
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,7 +25,7 @@ from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import QueueEntry, RedriveOutcome
 from celery_dlq.store.scripts import MOST_IDS, Script, script_text
-from celery_dlq.store.worker_records import ClaimState, MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store
@@ -36,8 +37,20 @@ REMOVES = "#removes"
 """Ends the owners of claims that publish nothing: whoever takes them over has no doubt."""
 
 _ADOPTED_MILLIS = 30 * 86_400_000
-_STATES = {ord(str(state.value)): state for state in ClaimState}  # by the digit of a reply
 _CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first three by `redrive`
+
+
+class ClaimState(Enum):
+    """State of a letter after an operation tried to claim it."""
+
+    CLAIMED = 1  # the caller has it; it was never published
+    RECLAIMED = 2  # the caller has it; an earlier operation may have published it
+    PUBLISHED = 3  # the caller has it; it was published and is only to be removed
+    HELD = 4  # another operation has it
+    GONE = 5  # there is no such letter
+
+
+_STATES = {ord(str(state.value)): state for state in ClaimState}  # by the digit of a reply
 
 
 class Claims(Part):

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.store.address import Address, AddressKind, address_of
-from celery_dlq.store.faults import known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 
 _CLIENT_NAME = "celery_dlq"
@@ -40,7 +38,9 @@ class Translating:
         return pipe
 
 
-class _Client(Translating, redis.Redis):
+class DirectClient(Translating, redis.Redis):
+    """The client of one server."""
+
     def client_for(self, _key: str) -> Any:
         """The client of the server that holds a key: this one."""
         return self
@@ -75,9 +75,11 @@ def connect(
     errors = [redis.ConnectionError, redis.TimeoutError]
     retry: dict[str, Any] = {"retry": Retry(NoBackoff(), retries), "retry_on_error": errors}
     if address.kind is AddressKind.SENTINELS:
-        client = _through_sentinels(address, [{**one, **retry} for one in found])
+        from celery_dlq.store.failover import master_named_by  # noqa: PLC0415 - as above
+
+        client = master_named_by(address, [{**one, **retry} for one in found], DirectClient)
     else:
-        client = _Client.from_pool(redis.ConnectionPool(**retry, **_of_servers(found)))
+        client = DirectClient.from_pool(redis.ConnectionPool(**retry, **_of_servers(found)))
     client.place = str(address)
     return client
 
@@ -116,45 +118,9 @@ def _of_servers(connections: list[dict[str, Any]]) -> dict[str, Any]:
     kind = redis.SSLConnection if first.pop("ssl", False) else redis.Connection
     if len(connections) == 1:
         return {**first, "connection_class": kind}
-    return {**first, "connection_class": _with_failover(kind), "servers": deque(connections)}
+    from celery_dlq.store.failover import with_failover  # noqa: PLC0415 - most name one server
 
-
-@cache
-def _with_failover(kind: type) -> type:
-    """A connection class that goes to the next server when one does not answer, as kombu."""
-
-    class WithFailover(kind):  # type: ignore[misc]
-        def __init__(self, *, servers: deque[dict[str, Any]], **options: Any) -> None:
-            super().__init__(**options)
-            self._servers = servers  # of the whole pool: the one that answered comes first
-
-        def _connect(self) -> Any:
-            for last in range(len(self._servers) - 1, -1, -1):
-                for name in ("host", "port", "username", "password", "db", "credential_provider"):
-                    setattr(self, name, self._servers[0].get(name))
-                try:
-                    return super()._connect()
-                except (RedisError, OSError):
-                    self._servers.rotate(-1)
-                    if not last:
-                        raise
-            return None
-
-    return WithFailover
-
-
-def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> Any:
-    """A client of the server that the Sentinels name whenever a connection is made."""
-    known = [(one["host"], one["port"]) for one in connections]
-    options = {k: v for k, v in connections[0].items() if k not in ("host", "port")}
-    waits = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
-    sentinels = Sentinel(
-        known,
-        min_other_sentinels=int(address.options.get("min_other_sentinels") or 0),
-        sentinel_kwargs={**waits, **(address.options.get("sentinel_kwargs") or {})},
-        **options,
-    )
-    return sentinels.master_for(address.options["master_name"], _Client)
+    return {**first, "connection_class": with_failover(kind), "servers": deque(connections)}
 
 
 def is_cluster(client: Any) -> bool:
@@ -180,8 +146,11 @@ def unavailable(exc: Exception, url: str) -> StoreUnavailable:
             f"expected the store at {url_without_secrets(url)} to have the format {FORMAT}, got "
             f"{str(exc)!r}, which a later celery_dlq wrote; install that version here"
         )
-    if (known := known_fault(exc, url)) is not None:
-        return StoreUnavailable(str(known))
+    with suppress(ImportError):  # where the package was replaced below a process; it only advises
+        from celery_dlq.store.faults import known_fault  # noqa: PLC0415 - most stores have none
+
+        if (known := known_fault(exc, url)) is not None:
+            return StoreUnavailable(str(known))
     error = error_without_secrets(exc).rstrip(".")
     return StoreUnavailable(
         f"the store at {url_without_secrets(url)} failed with {error}; check that Redis runs there "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from enum import Enum
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from celery_dlq.store.records import (
     StoredLetter,
     ordered,
 )
-from celery_dlq.store.worker_records import Restored
 
 if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter
@@ -49,6 +49,14 @@ FOLDER_IN_USE = timedelta(days=30)
 """An export's folder is in use for so long after the last sign of life of an export to it."""
 
 _REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
+
+
+class Restored(Enum):
+    """Result of restoring a letter from the bin."""
+
+    NOT_THERE = 0
+    RESTORED = 1
+    TAKEN = 2  # the queue has another letter of this id
 
 
 class Letters(NewLetters):

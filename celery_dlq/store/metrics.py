@@ -147,11 +147,8 @@ class Counts:
         with self._lock:
             counts, self._counts = self._counts, {}
         if (counts or gauges) and not add(counts, gauges):
-            self._put_back(counts)
-
-    def _put_back(self, counts: Mapping[Series, int]) -> None:
-        for (name, *labels), number in counts.items():
-            self.count(METRICS[name], *labels, by=number)
+            for (name, *labels), number in counts.items():
+                self.count(METRICS[name], *labels, by=number)
 
     @property
     def empty(self) -> bool:
@@ -165,13 +162,12 @@ logger = get_logger("celery_dlq.worker")
 class Measuring:
     """Counts, and adds them to those of the app once every few seconds."""
 
-    def __init__(self, add: Callable[[], Add], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, add: Callable[[], Add]) -> None:
         self.counts = Counts()
         self.gauges: Callable[[], WorkerGauges] | None = None
         self._tells = False  # they were not 0
         self._add = add
-        self._clock = clock
-        self._flushed_at = clock()
+        self._flushed_at = time.monotonic()
         self._lock = threading.RLock()
 
     def redriven(self, dead_letter_queue: str, letters: int) -> None:
@@ -181,13 +177,13 @@ class Measuring:
 
     def tick(self) -> None:
         """Add up, if it is time."""
-        if self._clock() - self._flushed_at >= timing.current.metrics_flush:
+        if time.monotonic() - self._flushed_at >= timing.current.metrics_flush:
             self.flush()
 
     def flush(self) -> None:
         """Add up now, if something was counted, or a gauge is or was not 0."""
         with self._lock:
-            self._flushed_at = self._clock()
+            self._flushed_at = time.monotonic()
             gauges, told = self.gauges() if self.gauges else None, self._tells
             self._tells = gauges is not None and (gauges.spool or gauges.waiting) > 0
             if self._tells or told or not self.counts.empty:

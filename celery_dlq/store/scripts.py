@@ -4,7 +4,7 @@ A worker reads all when it starts (`read_all`): when its first message dies, it 
 descriptor left, or the package may be another version's.
 
 The header of a script declares its keys by their names in `celery_dlq.store.keys`, and the
-numbers that it replies, which are those of an enumeration; a unit test compares both.
+numbers that it replies, which are those of an enumeration; `tests/unit/test_scripts.py` compares.
 """
 
 from __future__ import annotations
@@ -12,23 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
 from celery_dlq.events import GroupState
-from celery_dlq.store.worker_records import ClaimState, CountStatus, Restored, Stored
-
-REPLIES: dict[str, type[Enum]] = {
-    "count": CountStatus,
-    "dead_letter": Stored,
-    "claim": ClaimState,
-    "redrive": ClaimState,
-    "restore": Restored,
-}
-"""What the numbers mean that a script replies."""
 
 MOST_IDS = 500
 """Maximum number of letter ids in one call of a script."""

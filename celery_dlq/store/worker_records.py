@@ -80,24 +80,6 @@ class Stored(Enum):
     REGRESSED = 2  # new, and its group was resolved
 
 
-class ClaimState(Enum):
-    """State of a letter after an operation tried to claim it."""
-
-    CLAIMED = 1  # the caller has it; it was never published
-    RECLAIMED = 2  # the caller has it; an earlier operation may have published it
-    PUBLISHED = 3  # the caller has it; it was published and is only to be removed
-    HELD = 4  # another operation has it
-    GONE = 5  # there is no such letter
-
-
-class Restored(Enum):
-    """Result of restoring a letter from the bin."""
-
-    NOT_THERE = 0
-    RESTORED = 1
-    TAKEN = 2  # the queue has another letter of this id
-
-
 TASK_PREFIX = "task:"
 """Begins the name of a task where others are queues."""
 

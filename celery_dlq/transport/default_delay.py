@@ -167,18 +167,11 @@ class DefaultDelays:
         return DelayRule(delay.seconds, found.source, delay.always)
 
     def _warn_of_expiry(self, name: str, options: Mapping[str, Any]) -> None:
-        expires, countdown, eta = (
-            options.get("expires"),
-            options.get("countdown"),
-            options.get("eta"),
-        )
+        expires, countdown, eta = map(options.get, ("expires", "countdown", "eta"))
         if not isinstance(expires, (int, float, datetime, timedelta)) or not (countdown or eta):
             return
         now = datetime.now(self._app.timezone)
-        end, start = (
-            _moment_of(expires, now),
-            _moment_of(eta if eta is not None else countdown, now),
-        )
+        end, start = _moment_of(expires, now), _moment_of(countdown if eta is None else eta, now)
         if end is not None and start is not None and end <= start:
             logger.warning(
                 "Task %s will never run: it expires at %s, and its delay ends at %s; a worker "

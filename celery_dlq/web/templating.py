@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from celery_dlq.letters.arguments import unread_text
+from celery_dlq.letters.bodies import unread_text
 from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.letters.record import Reason
 from celery_dlq.registry import features

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -13,7 +14,7 @@ from celery.worker import state
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.letters.printable import get_logger, shortened
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import Results
@@ -32,11 +33,6 @@ logger = get_logger("celery_dlq.worker")
 
 # Transports that mark redelivered messages. On others, the worker waits for every count.
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
-
-TASK_EVENT = "task-dead-lettered"
-"""Celery's event of a letter, for Flower and other receivers of a worker's events."""
-
-_MAX_CHARS = 255  # of an id or name that anybody can publish
 
 
 def assembly_of(app: Any) -> Any:
@@ -114,8 +110,8 @@ class TickStep(bootsteps.StartStopStep):
         worker.dead_letter_tasks.watch(consumer)
         self._warned = False
         self._events = assembly_of(worker.app).events
-        self._task_events = TaskEvents(consumer)
-        self._events.subscribe(self._task_events, lambda kind: kind is DeadLettered)
+        self._send_event: Callable[[Event], None] = partial(send_event, consumer)
+        self._events.subscribe(self._send_event, lambda kind: kind is DeadLettered)
 
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
@@ -176,7 +172,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         _quietly(lambda: guard.uncount_never_started(guard.at_work.all_dispatched()))
         _quietly(guard.close)
-        self._events.unsubscribe(self._task_events)
+        self._events.unsubscribe(self._send_event)
         if self._fetch is not None:
             _quietly(self._fetch.close)
 
@@ -193,36 +189,13 @@ class LongWorkStep(bootsteps.StartStopStep):
     terminate = stop
 
 
-class TaskEvents:
-    """Sends the event of each letter while the worker sends events of tasks.
+def send_event(consumer: Any, event: Event) -> None:
+    """Send Celery's event of a letter, while the worker sends events of tasks."""
+    dispatcher = consumer.event_dispatcher
+    if isinstance(event, DeadLettered) and dispatcher is not None and dispatcher.enabled:
+        from celery_dlq.worker.task_events import send  # noqa: PLC0415 - few workers send any
 
-    It is sent by Celery's own dispatcher, buffered with its events and lost when they are lost.
-    Source: ``EventDispatcher.send`` in
-    https://github.com/celery/celery/blob/main/celery/events/dispatcher.py
-    """
-
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
-
-    def __call__(self, event: Event) -> None:
-        """Send a task event of Celery for what happens to letters."""
-        dispatcher = self._consumer.event_dispatcher
-        if not isinstance(event, DeadLettered) or dispatcher is None:
-            return
-        letter = event.letter
-        task = self._consumer.app.tasks.get(letter.task_name)
-        if task is None or task.send_events:
-            dispatcher.send(
-                TASK_EVENT,
-                uuid=shortened(letter.task_id, _MAX_CHARS),
-                name=shortened(letter.task_name, _MAX_CHARS),
-                queue=letter.source_queue,
-                reason=letter.reason.value,
-                dead_letter_queue=letter.dead_letter_queue,
-                letter_id=letter.id,
-                fingerprint=letter.fingerprint,
-                regressed=event.regressed,
-            )
+        send(dispatcher, consumer.app.tasks, event)
 
 
 class TaskGuard:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,8 @@ class _Waiting:
 class Delayed:
     """The messages of one worker that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_again: Callable[[Any, Any], None]) -> None:
+        self._start_again = start_again  # lets the consumer apply a request
         # Those that the timer does not have yet. A deque: thread pools add while the loop takes
         self._new: deque[tuple[float, GuardedRequest]] = deque()
         self._waiting: set[_Waiting] = set()
@@ -84,7 +86,7 @@ class Delayed:
             if raised:
                 consumer.qos.decrement_eventually()
             if request.dlq_state is DeliveryState.NEW:
-                start_again(consumer, request)
+                self._start_again(consumer, request)
 
         # It is no reserved one any more: with `worker_disable_prefetch`, Celery counts these.
         state.task_ready(request)
@@ -103,15 +105,6 @@ class Delayed:
                 consumer.add_task_queue(queue)
                 for one in taken:
                     one.takes_place = False
-
-
-def start_again(consumer: Any, request: Any) -> None:
-    """Let Celery apply a request as one whose ETA has come; the prefetch count stays."""
-    before = consumer.qos.value
-    raised = consumer.qos.increment_eventually() > before
-    consumer.apply_eta_task(request)  # which lowers it
-    if not raised:
-        consumer.qos.increment_eventually()
 
 
 def raises_prefetch(consumer: Any) -> bool:

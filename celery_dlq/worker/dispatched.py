@@ -200,15 +200,6 @@ def asked_for_tasks(pool: Any) -> Callable[[Any], bool]:
     return has_task
 
 
-def _cache_of(pool: Any) -> Any:
-    return getattr(getattr(pool, "_pool", None), "_cache", None)
-
-
-def _drops_jobs(pool: Any) -> bool:
-    """True for the event loop's pool; no other drops jobs."""
-    return hasattr(getattr(pool, "_pool", None), "dlq_results")
-
-
 def _is_kept(pool: Any, job: Any) -> bool:
     if job._accepted:  # noqa: SLF001
         return True

@@ -23,13 +23,14 @@ from a death to its letter it is treated as a store that is away: the message wa
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from billiard.einfo import ExceptionInfo
@@ -47,7 +48,6 @@ from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, PutOff, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
-from celery_dlq.worker.delayed import Delayed, start_again
 from celery_dlq.worker.dispatched import AtWork, has_crashed
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.life import LifeKeeper
@@ -65,6 +65,9 @@ from celery_dlq.writing.lifecycle import (
     WaitsForStore,
 )
 from celery_dlq.writing.writer import LetterWriter, PendingLetter, Waiting
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.delayed import Delayed
 
 logger = get_logger("celery_dlq.worker")
 
@@ -98,7 +101,8 @@ class Guard:
         # on a live worker, or its worker may just have died. Bounded by the prefetch count, as they
         # are not acknowledged. A deque: thread pools add while the timer takes.
         self.later: deque[Any] = deque()
-        self.delayed = Delayed()
+        self.delayed: Delayed | None = None  # until a message waits after a crash
+        self._making = threading.Lock()
         self._tick_rests = False  # from the end of a connection to the next one
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
@@ -166,8 +170,20 @@ class Guard:
         in_flight = self._in_flight(request, resolved)
         verdict = self._starts.decide(resolved.policy, in_flight, request)
         if isinstance(verdict, PutOff) and verdict.seconds:
-            return replace(verdict, keep=partial(self.delayed.delay, verdict.seconds))
+            return replace(verdict, keep=partial(self._delayed().delay, verdict.seconds))
         return verdict
+
+    def _delayed(self) -> Delayed:
+        """What keeps the messages that wait after a crash, made for the first of them."""
+        from celery_dlq.worker.delayed import Delayed  # noqa: PLC0415 - few policies let any wait
+
+        with self._making:  # pools of threads start messages in several
+            self.delayed = self.delayed or Delayed(start_again)
+            return self.delayed
+
+    def _forget_delayed(self) -> None:
+        if self.delayed is not None:
+            self.run_guarded("delayed", self.delayed.forget_all)
 
     def _in_flight(
         self, request: GuardedRequest, resolved: ResolvedPolicy | None = None
@@ -197,7 +213,7 @@ class Guard:
     def flush_pool(self, pool: Any, flush: Callable[[], None]) -> None:
         """Let Celery drop what no process was given: the pool closes, or the connection is lost."""
         self.later.clear()
-        self.run_guarded("flush", self.delayed.forget_all)
+        self._forget_delayed()
         jobs = self.run_guarded("flush", self.at_work.keep_jobs, pool)
         try:
             flush()
@@ -504,14 +520,15 @@ class Guard:
             else:  # else its broker would close the channel
                 logger.info("Task %s goes back to its queue: it waited for its count", request.id)
                 self.run_guarded("start", request.dlq_give_back)
-        self.run_guarded("start", self.delayed.give_to_timer, consumer)
+        if self.delayed is not None:
+            self.run_guarded("start", self.delayed.give_to_timer, consumer)
 
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""
         self._tick_rests = False
         self.later.clear()
         self.run_guarded("start", self.life.start)
-        self.run_guarded("start", self.delayed.forget_all)
+        self._forget_delayed()
         self._call_observers("connected")
 
     def disconnected(self) -> None:
@@ -572,6 +589,15 @@ class Guard:
             self.count_internal_error(operation)
             logger.exception("The dead-letter guard failed (%s); the task goes on", operation)
             return None
+
+
+def start_again(consumer: Any, request: Any) -> None:
+    """Let Celery apply a request as one whose ETA has come; the prefetch count stays."""
+    before = consumer.qos.value
+    raised = consumer.qos.increment_eventually() > before
+    consumer.apply_eta_task(request)  # which lowers it
+    if not raised:
+        consumer.qos.increment_eventually()
 
 
 def is_stored_by(in_flight: InFlight, result: Mapping[str, Any], now: datetime) -> bool:

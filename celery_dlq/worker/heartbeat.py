@@ -22,6 +22,7 @@ from celery_dlq.store.instructions import CurrentInstructions, Instruction, Over
 from celery_dlq.store.metrics import STORE_ERRORS, Counts
 from celery_dlq.store.registrations import Registrations
 from celery_dlq.store.worker_records import MAX_TASKS, TASK_PREFIX, WorkerInfo
+from celery_dlq.worker.housekeeping import Pause
 
 logger = get_logger("celery_dlq.worker")
 
@@ -43,8 +44,7 @@ class StartCheck:
         self._wait = wait_seconds
         self._counts = counts
         self._away = False
-        self._pause = 0.0  # ticks
-        self._backoff = timing.Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._pause = Pause(_FIRST_PAUSE, _LONGEST_PAUSE)
 
     def run(self) -> None:
         """Check before the worker starts."""
@@ -62,15 +62,12 @@ class StartCheck:
 
     def tick(self) -> None:
         """Check a store that was away, until it has passed; called once a second."""
-        if not self._away:
-            return
-        if self._pause > 0:
-            self._pause -= 1
+        if not (self._away and self._pause.count_tick()):
             return
         try:
             self._check()
         except SettingsError as exc:
-            self._pause = self._backoff.failed()
+            self._pause.failed()
             logger.error("The dead-letter store is back, but cannot be used: %s", exc)  # noqa: TRY400 - no traceback needed
             return
         self._away = False

@@ -55,11 +55,11 @@ class LongTask:
     close: Callable[[], object] = bool
 
 
-class _Pause:
+class Pause:
     """The pause after a failure, in ticks."""
 
-    def __init__(self) -> None:
-        self._left, self._backoff = 0, timing.Backoff(1, MAX_BACKOFF_TICKS)
+    def __init__(self, first: int = 1, longest: int = MAX_BACKOFF_TICKS) -> None:
+        self._left, self._backoff = 0, timing.Backoff(first, longest)
 
     def count_tick(self) -> bool:
         """Count a tick; True if no pause is left."""
@@ -81,7 +81,7 @@ class Housekeeping:
     def __init__(self) -> None:
         self._short: list[Task] = []
         self.long: list[_Thread] = []
-        self._pause, self._paused_from = _Pause(), 0
+        self._pause, self._paused_from = Pause(), 0
         self._ticks = 0
         self._stop = threading.Event()
 
@@ -139,7 +139,7 @@ class _Thread:
     def __init__(self, task: LongTask, stop: threading.Event) -> None:
         self.task = task
         self._stop = stop
-        self._pause = _Pause()
+        self._pause = Pause()
         self._thread: threading.Thread | None = None
 
     def tick(self, ticks: int) -> None:

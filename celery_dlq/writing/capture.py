@@ -207,11 +207,6 @@ def parsed_time(value: object) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
-        parsed = json_codec.moment(value)
-    except ValueError:
-        return None
-    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
-    try:
-        return aware.astimezone(timezone.utc)
-    except OverflowError:  # before the year 1 or after 9999, in UTC
+        return json_codec.instant(value).astimezone(timezone.utc)
+    except (ValueError, OverflowError):  # no time, or before the year 1 or after 9999 in UTC
         return None

@@ -13,7 +13,8 @@ from command_line import Dlq
 from test_operations import QUEUE, broker, published, put
 
 from celery_dlq import DLQError
-from celery_dlq.letters.headers import EARLIER_HEADER, MAX_LIVES
+from celery_dlq.letters.headers import EARLIER_HEADER
+from celery_dlq.letters.redriven import MAX_LIVES
 
 __all__ = ["broker"]  # a fixture
 

@@ -17,7 +17,7 @@ from celery.events.state import State
 from waiting import poll
 from workers import HERE, Worker, environment
 
-from celery_dlq.worker.bootsteps import TASK_EVENT as NAME
+from celery_dlq.worker.task_events import TASK_EVENT as NAME
 
 Received = list[dict[str, Any]]
 

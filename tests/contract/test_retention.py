@@ -18,10 +18,10 @@ from celery_dlq.operations.retention import MAX_LETTERS_PER_PASS, Retention
 from celery_dlq.operations.retention_round import QUEUES_READ_PER_TICK, RetentionRound
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.claims import ClaimState
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import FOLDER_IN_USE, Letters
 from celery_dlq.store.store import Store
-from celery_dlq.store.worker_records import ClaimState
 
 HOUR = timedelta(hours=1)
 

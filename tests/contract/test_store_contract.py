@@ -11,8 +11,8 @@ from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, e
 from waiting import poll
 
 from celery_dlq.letters.record import DeadLetter, Outcome, Reason
-from celery_dlq.store.claims import REMOVES
-from celery_dlq.store.letters import PAGE, Letters
+from celery_dlq.store.claims import REMOVES, ClaimState
+from celery_dlq.store.letters import PAGE, Letters, Restored
 from celery_dlq.store.records import (
     FIRST_POSITION,
     Group,
@@ -23,7 +23,7 @@ from celery_dlq.store.records import (
     position_at,
 )
 from celery_dlq.store.scripts import MOST_IDS
-from celery_dlq.store.worker_records import ClaimState, Count, CountStatus, Restored, Stored
+from celery_dlq.store.worker_records import Count, CountStatus, Stored
 
 if TYPE_CHECKING:
     from conftest import Store

@@ -20,6 +20,7 @@ from celery_dlq.features.auto_redrive import operations as module
 from celery_dlq.features.auto_redrive.operations import ACTOR, MOST_LETTERS, Cursor
 from celery_dlq.letters.record import EPOCH, Reason
 from celery_dlq.operations.job import Job
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.removal import Removal
 from celery_dlq.store.records import RedriveOutcome
 
@@ -189,7 +190,7 @@ def test_a_change_says_how_many_letters_it_would_redrive(make: Make) -> None:
     put(dlq, 3)
     put(dlq, redrives=1)
     put(dlq, reason=Reason.EXPIRED)
-    admin, span = dlq.assembly.policy_admin(), timedelta(hours=1)
+    admin, span = PolicyAdmin(dlq.assembly), timedelta(hours=1)
     said = []
     for more in ({"times": 1}, {"times": 2}, {"times": 2, "reasons": ["expired"]}):
         made = admin.check_override("orders", span, auto_redrive={"after": "1h", **more})

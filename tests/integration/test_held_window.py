@@ -21,7 +21,7 @@ from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.edit import Edit
-from celery_dlq.store.worker_records import ClaimState
+from celery_dlq.store.claims import ClaimState
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

@@ -17,6 +17,7 @@ from celery_dlq import DeadLetters, registry
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.removal import Removal
 from celery_dlq.operations.retention import Retention
@@ -82,7 +83,7 @@ def aged(dlq: DeadLetters) -> None:
 def a_worker_trims(dlq: DeadLetters) -> int:
     """How many letters are left when a worker has been round."""
     retention = Retention(dlq.store, dlq.registry, Events(), "celery@web-1")
-    one = RetentionRound(lambda: retention, dlq.store, dlq.assembly.policy_admin().in_force)
+    one = RetentionRound(lambda: retention, dlq.store, PolicyAdmin(dlq.assembly).in_force)
     for _ in range(9):
         one.tick()
     return dlq.store.length(DLQ)
@@ -90,7 +91,7 @@ def a_worker_trims(dlq: DeadLetters) -> int:
 
 def effect(dlq: DeadLetters, **values: Any) -> str:
     """What a change would do, in words."""
-    admin = dlq.assembly.policy_admin()
+    admin = PolicyAdmin(dlq.assembly)
     after = admin.after(admin.check_override("orders", HOUR, **values))
     return str(Removal(dlq.assembly).policy_effect_on("orders", frozenset(values), after))
 

@@ -23,6 +23,7 @@ from waiting import poll
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.claims import ClaimState
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
@@ -30,7 +31,7 @@ from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import OutageBackoff, PipelinedConnection
 from celery_dlq.store.store import Store
 from celery_dlq.store.stream import ReadAhead
-from celery_dlq.store.worker_records import ClaimState, CountStatus, MessageKey
+from celery_dlq.store.worker_records import CountStatus, MessageKey
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5

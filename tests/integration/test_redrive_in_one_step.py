@@ -27,12 +27,12 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.record import Delivery
-from celery_dlq.store.claims import Claims
+from celery_dlq.store.claims import Claims, ClaimState
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import QueueEntry, Seed
 from celery_dlq.store.stream import ReadAhead
-from celery_dlq.store.worker_records import ClaimState, MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 Make = Callable[..., DeadLetters]
 ALWAYS = ("letters", "ids", "tally", "groups", "claims", "ends")

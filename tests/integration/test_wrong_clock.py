@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.job import RUNNING
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.instructions import Override
 from celery_dlq.worker.heartbeat import Heartbeat, worker_info
@@ -84,7 +85,7 @@ def test_the_minute_before_a_change_is_the_stores(machine: Machine, hours: int) 
         left = made.since - datetime.now(timezone.utc)
         assert timedelta(seconds=50) < left <= timedelta(minutes=1)
     for each in (wrong, right):
-        table = each.assembly.policy_admin().in_force()
+        table = PolicyAdmin(each.assembly).in_force()
         assert table.resting == {"orders", "mails"}
         assert table.never_trims(DLQ)
 

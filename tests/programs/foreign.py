@@ -372,7 +372,7 @@ DOCUMENTED = (
     Documented(
         "Consumer.timer Consumer.qos Consumer.cancel_task_queue Consumer.add_task_queue "
         "Consumer.apply_eta_task Consumer.event_dispatcher",
-        "worker/delayed.py worker/bootsteps.py features/hold/observer.py",
+        "worker/delayed.py worker/guard.py worker/bootsteps.py features/hold/observer.py",
         "https://docs.celeryq.dev/en/stable/userguide/extending.html#consumer",
         "test_a_message_that_waits_is_put_into_the_timer_as_celery_does_it "
         "test_with_quorum_queues_prefetch_counts_are_fixed "

@@ -40,9 +40,9 @@ LIMITS: dict[str, tuple[int, int]] = {
     "files, a reason (D)": (2, 2),
     "names of other packages": (77, 70),
     "of these, private": (26, 22),
-    "lines a worker loads": (15_368, 12_000),
-    "lines a worker loads, every feature": (18_893, 16_000),
-    "lines of code of the core": (32_814, 22_500),
+    "lines a worker loads": (14_766, 12_000),
+    "lines a worker loads, every feature": (18_330, 16_000),
+    "lines of code of the core": (32_812, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
     "minutes of tox": (4, 3),
@@ -58,7 +58,7 @@ COPIES: dict[str, tuple[str, ...]] = {
     "publisher": ("transport/confirmed.py:class ConfirmedProducer",),
     "parser of times": ("letters/json_codec.py:datetime.fromisoformat",),
     "palette": ("letters/record.py:colour",),
-    "stale headers": ("letters/headers.py:OF_ONE_PUBLICATION",),
+    "stale headers": ("letters/redriven.py:OF_ONE_PUBLICATION",),
 }
 """Mechanisms and all their places, as ``file:text``, below celery_dlq; the goal is one of each."""
 

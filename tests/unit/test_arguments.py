@@ -15,14 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.compression import compress
 
-from celery_dlq.letters.arguments import (
-    MAX_JSON_BYTES,
-    Arguments,
-    hides_nothing,
-    json_parts,
-    plain_body,
-    unread_text,
-)
+from celery_dlq.letters.arguments import MAX_JSON_BYTES, hides_nothing, json_parts
+from celery_dlq.letters.bodies import Arguments, plain_body, unread_text
 
 JSON = "application/json"
 VALUES = st.recursive(

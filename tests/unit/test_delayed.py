@@ -14,7 +14,8 @@ from kombu import Queue
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
-from celery_dlq.worker.delayed import Delayed, start_again
+from celery_dlq.worker.delayed import Delayed
+from celery_dlq.worker.guard import start_again
 from celery_dlq.writing.lifecycle import DeliveryState
 
 
@@ -78,7 +79,7 @@ def quorum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(consumer: Consumer, *requests: Any) -> Delayed:
     """Let requests wait."""
-    delayed = Delayed()
+    delayed = Delayed(start_again)
     for request in requests:
         state.task_reserved(request)
         delayed.delay(30, request)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.letters import headers
+from celery_dlq.letters import headers, redriven
 from celery_dlq.letters.copies import DEATH_HEADERS
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.letters.packing import packed
@@ -93,13 +93,13 @@ def test_a_redrive_knows_what_becomes_of_each_header_of_ours() -> None:
     """A header that is forgotten would say of the next publication what was true of the last."""
     ours = {value for name, value in vars(headers).items() if name.endswith("_HEADER")}
     of_copies = {*DEATH_HEADERS, headers.SAMPLE_HEADER} - {headers.LETTER_HEADER}
-    ways = (headers.OF_ONE_PUBLICATION, headers.REDRIVE_HEADERS, headers.KEPT_HEADERS, of_copies)
+    ways = (redriven.OF_ONE_PUBLICATION, redriven.REDRIVE_HEADERS, redriven.KEPT_HEADERS, of_copies)
     assert sorted(name for way in ways for name in way) == sorted(ours)
 
 
 def test_what_was_true_of_one_publication_is_no_more() -> None:
     """What brokers set, too; other headers stay."""
-    stale = {*headers.OF_ONE_PUBLICATION, *headers.BROKER_PREFIXES, headers.REDELIVERED}
+    stale = {*redriven.OF_ONE_PUBLICATION, *headers.BROKER_PREFIXES, headers.REDELIVERED}
     kept = {headers.EDITED_HEADER: "[]", "x-own": 1, "redelivered_by": "Ada"}
     text = json.dumps({**dict.fromkeys(stale, 1), **kept})
     found_headers = sent(packed(a_letter(headers=text).to_fields())).headers

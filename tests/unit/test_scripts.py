@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from importlib.resources import files
 
 import pytest
 
 from celery_dlq.store import scripts
+from celery_dlq.store.claims import ClaimState
 from celery_dlq.store.counter import SCRIPTS
-from celery_dlq.store.scripts import MOST_IDS, REPLIES
+from celery_dlq.store.letters import Restored
+from celery_dlq.store.scripts import MOST_IDS
+from celery_dlq.store.worker_records import CountStatus, Stored
 from celery_dlq.transport.redis.broker import SCRIPTS as TRANSPORT
+
+REPLIES: dict[str, type[Enum]] = {
+    "count": CountStatus,
+    "dead_letter": Stored,
+    "claim": ClaimState,
+    "redrive": ClaimState,
+    "restore": Restored,
+}
+"""What the numbers mean that a script replies."""
 
 
 def names_in(package: str) -> list[str]:

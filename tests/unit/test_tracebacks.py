@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.letters.fingerprint import MAX_FRAMES, raised_exceptions
+from celery_dlq.letters.tracebacks import MAX_FRAMES, raised_exceptions
 
 
 class OddError(Exception):

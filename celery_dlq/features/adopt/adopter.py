@@ -25,6 +25,7 @@ from celery_dlq.features.adopt.settings import consumed_already
 from celery_dlq.features.adopt.sources import TakenMessage, source_of
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.registry import features
 from celery_dlq.store.metrics import Counts
 from celery_dlq.store.worker_records import MessageKey, Stored
 from celery_dlq.worker.housekeeping import LongTask, Stopping
@@ -80,7 +81,8 @@ class Adopter:
         self._source = source_of(app, queue)
         self._letters, self._counter = backend.new_letters, backend.counter
         self._parts = app, assembly.settings.policies, queue, target, self._counter, make
-        self._outboxes = assembly.outboxes()
+        made = (one.load(one.outbox)(assembly) for one in features() if one.outbox)
+        self._outboxes = [one for one in made if one is not None]
         self._limit = assembly.memory_limit()
         self._store = LetterStore(
             self._letters,

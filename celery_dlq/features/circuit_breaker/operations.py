@@ -10,13 +10,13 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import whoami
 from celery_dlq.features.circuit_breaker.circuits import Circuits
 from celery_dlq.features.circuit_breaker.policy import Happened
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.holds import OPEN, Hold
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
-    from celery_dlq.operations.instructions import KnownNames
-    from celery_dlq.operations.release import HeldMessages, HeldQueues
+    from celery_dlq.operations.release import HeldMessages
 
 
 class Breakers:
@@ -25,8 +25,8 @@ class Breakers:
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
         self.circuits = Circuits.from_assembly(assembly)
-        self._held: HeldQueues = assembly.held_queues()
-        self._names: KnownNames = assembly.known_names()
+        self._held = assembly.held_queues()
+        self._names = assembly.known_names()
 
     def breakers(self) -> list[HeldMessages]:
         """The circuit breakers that are open, or closed and still releasing; as `holds`."""
@@ -47,9 +47,7 @@ class Breakers:
         if queue is None:
             routed = app.amqp.router.route({}, task).get("queue")
             queue = str(getattr(routed, "name", routed) or app.conf.task_default_queue)
-        policy = (
-            self._assembly.policy_admin().in_force().resolve(queue, task_policies(app).get(task))
-        )
+        policy = PolicyAdmin(self._assembly).in_force().resolve(queue, task_policies(app).get(task))
         breaker = None if policy is None else policy.of("circuit_breaker")
         if breaker is None:
             raise DLQError(

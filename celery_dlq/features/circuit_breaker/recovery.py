@@ -13,6 +13,7 @@ from celery_dlq.features.circuit_breaker.policy import Happened
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import to_micros
 from celery_dlq.operations.job import CANCELLED, DONE, Job, JobRun
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.release import new_release, release_probe
 from celery_dlq.store.holds import OPEN, RELEASING, Hold
@@ -40,8 +41,8 @@ class _Recovery:
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
         self._store = assembly.backend.instructions
-        self._held = assembly.held_queues()
         self._jobs = assembly.jobs()
+        self._held = assembly.held_queues()
         self._circuits = Circuits.from_assembly(assembly)
 
     def for_each(self, act: Callable[[Hold], None]) -> None:
@@ -54,7 +55,7 @@ class _Recovery:
 
     def _is_off(self, queue: str) -> bool:
         """True if an override has ended the breakers of a queue: nobody counts their probes."""
-        overrides = self._assembly.policy_admin().in_force().overrides
+        overrides = PolicyAdmin(self._assembly).in_force().overrides
         return queue in overrides and overrides[queue][0].of("circuit_breaker") is False
 
     def _send_probe(self, hold: Hold) -> None:

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.letters.headers import EARLIER_HEADER, SAMPLE_HEADER, lives_of
+from celery_dlq.letters.headers import EARLIER_HEADER, SAMPLE_HEADER
 from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import Reason
+from celery_dlq.letters.redriven import lives_of
 from celery_dlq.policies.decisions import Die
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import Command

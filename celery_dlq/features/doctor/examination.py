@@ -17,6 +17,7 @@ from celery_dlq.features.doctor import server_checks, settings_checks
 from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee, finding
 from celery_dlq.features.doctor.settings_checks import ExaminedApp
 from celery_dlq.letters.printable import error_without_secrets
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.transport.redis.broker import mismatch
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Examination:
         case = ExaminedApp(self._dlq)
         if found is not None and all(one.check not in STORE[:2] for one in found):
             with suppress(StoreUnavailable):
-                case.table = self._dlq.policy_admin().in_force()
+                case.table = PolicyAdmin(self._dlq).in_force()
                 case.registered = self._dlq.backend.workers.workers(with_tasks=False)
         return settings_checks.guarantees(case, found or ())
 
@@ -93,7 +94,7 @@ class Examination:
                 if found[0].check != "store-refuses":
                     return found
             with suppress(StoreUnavailable) if found else nullcontext():  # a user who may read
-                case.table = own.policy_admin().in_force()
+                case.table = PolicyAdmin(own).in_force()
                 here = ExaminedApp(own)
                 here.table = case.table
                 for check in server_checks.CHECKS:

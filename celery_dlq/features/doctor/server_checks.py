@@ -18,6 +18,7 @@ from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.broker_limits import low_limits, low_receive_counts
 from celery_dlq.operations.job import INTERRUPTED, WAITING
 from celery_dlq.operations.memory_check import memory_faults
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.retention import Retention
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.store.check import reply_of_server
@@ -68,7 +69,7 @@ def workers(case: ExaminedApp) -> Iterator[Finding]:
     if len(versions := {info.version for info in found}) > 1:
         yield finding("worker-versions", f"Workers run celery_dlq {some_of(sorted(versions))}.")
     tasks = [one.name for one in case.tasks]
-    for difference in case.dlq.policy_admin().drift(found, tasks)[:_MOST_SHOWN]:
+    for difference in PolicyAdmin(case.dlq).drift(found, tasks)[:_MOST_SHOWN]:
         yield finding("worker-policies", f"{difference}.")
     for gauges in case.dlq.backend.metrics.read_all().workers:
         if gauges.spool:

@@ -24,11 +24,10 @@ from celery_dlq.operations.paging import LetterPage
 from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.redrive.message import released
 from celery_dlq.operations.redrive.work import edited_by
-from celery_dlq.store.claims import REMOVES
+from celery_dlq.store.claims import REMOVES, ClaimState
 from celery_dlq.store.instructions import reason_of
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.part import Part
-from celery_dlq.store.worker_records import ClaimState
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -53,8 +52,8 @@ class HeldWindow:
 
     def __init__(self, assembly: Assembly) -> None:
         backend = assembly.backend
-        self._queues = assembly.held_queues()
         self._jobs = assembly.jobs()
+        self._queues = assembly.held_queues()
         self._store = backend.held
         self._replaced = Replaced(backend, Keys(f"{backend.keys.prefix}:held"))
         self._audit = Audit(backend.workers, assembly.events)

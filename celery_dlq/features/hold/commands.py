@@ -29,7 +29,7 @@ from celery_dlq.cli.table import (
     utc_text,
 )
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.arguments import unread_text
+from celery_dlq.letters.bodies import unread_text
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.incidents import Incidents
 from celery_dlq.operations.redrive.work import RedriveReport

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4, uuid5
 
 from celery_dlq.events import Change
 from celery_dlq.features.sentry.reports import Report
-from celery_dlq.letters.fingerprint import Raised, raised_exceptions
 from celery_dlq.letters.record import DeadLetter, iso
+from celery_dlq.letters.tracebacks import Raised, raised_exceptions
 
 _TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")

@@ -16,7 +16,7 @@ from celery_dlq import timing
 from celery_dlq.operations.redrive.publisher import PublishResult
 from celery_dlq.operations.redrive.select import MAX_BATCH_BYTES
 from celery_dlq.operations.redrive.work import TAKEN, RedriveWork
-from celery_dlq.store.worker_records import ClaimState
+from celery_dlq.store.claims import ClaimState
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared

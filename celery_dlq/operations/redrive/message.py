@@ -18,21 +18,18 @@ from celery_dlq.letters.headers import (
     EARLIER_HEADER,
     HOLD_HEADER,
     LETTER_HEADER,
-    MAX_LIVES,
-    OF_ONE_PUBLICATION,
     PUBLICATION_HEADER,
     REDELIVERED,
     REDRIVE_HEADER,
-    REDRIVE_HEADERS,
     REDRIVEN_AT_HEADER,
     REDRIVES_HEADER,
     is_of_broker,
     is_publication,
-    lives_of,
     named_after,
 )
 from celery_dlq.letters.packing import INLINE
 from celery_dlq.letters.record import from_micros, iso
+from celery_dlq.letters.redriven import MAX_LIVES, OF_ONE_PUBLICATION, REDRIVE_HEADERS, lives_of
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed

@@ -16,9 +16,8 @@ from celery_dlq.operations.job import CancelledError
 from celery_dlq.operations.redrive.claimed import ByClaims
 from celery_dlq.operations.redrive.publisher import Publisher, not_published
 from celery_dlq.operations.redrive.work import TAKEN, RedriveWork
-from celery_dlq.store.claims import RedriveCall
+from celery_dlq.store.claims import ClaimState, RedriveCall
 from celery_dlq.store.records import QueueEntry
-from celery_dlq.store.worker_records import ClaimState
 from celery_dlq.transport.redis.envelopes import Envelopes
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from celery_dlq.operations.redrive.checks import deliveries_of, targets_of, used
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven, without
 from celery_dlq.policies.table import of_whole_queues
+from celery_dlq.store.claims import ClaimState
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Seed
-from celery_dlq.store.worker_records import ClaimState, MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters import printable
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.fingerprint import Raised, raised_exceptions
 from celery_dlq.letters.record import iso
+from celery_dlq.letters.tracebacks import Raised, raised_exceptions
 from celery_dlq.policies.checks import age_seconds, duration_seconds
 from celery_dlq.web.http import MAX_TICKED, Call, Page, RequestError
 

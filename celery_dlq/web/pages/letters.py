@@ -15,9 +15,10 @@ from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
 from celery_dlq.letters.facts import facts_of
-from celery_dlq.letters.headers import REDRIVE_HEADER, lives_of
+from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
+from celery_dlq.letters.redriven import lives_of
 from celery_dlq.letters.replacing import MARKER
 from celery_dlq.operations.edit import edits_of
 from celery_dlq.web.http import Call, Page, RequestError

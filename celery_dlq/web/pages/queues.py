@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_dlq import timing
 from celery_dlq.errors import NotFound
 from celery_dlq.events import GroupState
-from celery_dlq.letters.fingerprint import Frame
+from celery_dlq.letters.tracebacks import Frame
 from celery_dlq.operations.in_force import NOTHING_IN_FORCE
 from celery_dlq.operations.incidents import Incidents, message_of
 from celery_dlq.web.http import Call, Page

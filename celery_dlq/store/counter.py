@@ -70,12 +70,12 @@ class DeliveryCounter:
         """Write the start, and now and then the clean-ups of finished messages."""
         # No helpers: every task pays for this.
         run, place, start = self._keys.run(key), key.place, self._start_text(delivery)
-        args = (1, run, place, start, self._ttl, HISTORY_LIMIT)
+        count = ("EVAL", self._count_first.text, 1, run, place, start, self._ttl, HISTORY_LIMIT)
         if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
-        self._show_life(key.dead_letter_queue)
+        beat = self._beat_if_due(key.dead_letter_queue)
         again = partial(self._ended_command, key, place, 1, "", 2, start)
-        return self.connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
+        return self.connection.send_unanswered([*beat, count], [again])
 
     def count_delivery(
         self,
@@ -111,7 +111,8 @@ class DeliveryCounter:
         state, number, suspect = self.connection.call_script(
             self._count, keys, *args, 0, again=(*args, 1)
         )
-        self._show_life(queue)
+        if beat := self._beat_if_due(queue):
+            self.connection.send_unanswered(beat)
         return Count(CountStatus(state), number, bool(suspect))
 
     def record_end(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
@@ -149,13 +150,14 @@ class DeliveryCounter:
         """Return the commands of such a heartbeat, to send them over another connection."""
         return [self._heartbeat(name) for name in dead_letter_queues] if self._worker else []
 
-    def _show_life(self, dead_letter_queue: str) -> None:
-        """Write a heartbeat if due: without one, the start would look like a dead worker's."""
+    def _beat_if_due(self, dead_letter_queue: str) -> list[Command]:
+        """A heartbeat if due: without one, the start would look like a dead worker's."""
         self._unprobed.add(dead_letter_queue)
-        at = self._alive_at.get(dead_letter_queue)
-        if at is None or time.monotonic() - at >= self._beat_seconds:
-            self._alive_at[dead_letter_queue] = time.monotonic()
-            self.connection.send_unanswered([self._heartbeat(dead_letter_queue)])
+        at, now = self._alive_at.get(dead_letter_queue), time.monotonic()
+        if at is not None and now - at < self._beat_seconds:
+            return []
+        self._alive_at[dead_letter_queue] = now
+        return [self._heartbeat(dead_letter_queue)]
 
     def _heartbeat(self, dead_letter_queue: str) -> Command:
         keys = [self._keys.workers(dead_letter_queue)]

@@ -6,6 +6,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import kombu
@@ -264,6 +266,26 @@ def test_who_is_on_duty_takes_a_message_and_stays_unless_its_loop_stands_still(
         publish(connections[0], "a", str(number))
         poll(lambda number=number: step() == number + 1, timeout_seconds=5)
     assert {name for _, name in taken} == {leases.name for leases in named}
+
+
+def test_a_message_for_who_is_on_duty_is_one_read_for_redis_beside_its_publication(
+    connect: Connect, broker: redis.Redis
+) -> None:
+    """The fetch also asks to be told of the next one, and lets the duty last."""
+    connection = connect("reliable")
+    connection.default_channel.dlq_leases.loop_goes_on = True
+    receiver = Receiver(connection, ["a"], hold=99)
+    publish(connection, "a", "first")
+    entry = broker.lindex("a", 0)
+    drain(connection)
+    reads = [broker.info("stats")["total_reads_processed"]]
+    for number in range(9):
+        broker.lpush("a", entry)
+        drain(connection, until=lambda number=number: len(receiver.got) == number + 2)
+        reads.append(broker.info("stats")["total_reads_processed"])
+    assert len(receiver.got) == 10
+    # This question is the third; now and then there is a look for what plain workers held.
+    assert median(after - before for before, after in pairwise(reads)) == 3
 
 
 def test_queues_that_are_added_and_cancelled_while_idle(connect: Connect) -> None:

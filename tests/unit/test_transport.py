@@ -230,9 +230,9 @@ def test_what_redis_says_is_news_or_not(
 ) -> None:
     """In the order in which it came; a flush of everything names no key; nothing blocks."""
     connection, redis, made = fetching
-    connection.send_questions((("EXISTS", "orders"), 0))
-    connection.send_questions(BELL)
-    connection.send_fetch([b"EVALSHA"])
+    connection.send((("EXISTS", "orders"), 0))
+    connection.send(BELL)
+    connection.send(fetch=[b"EVALSHA"])
     redis.sendall(sent)
     assert list(connection.read_replies()) == expected
     assert made._sock.gettimeout() == 5.0
@@ -243,7 +243,7 @@ def test_a_refused_fetch_is_for_the_channel(
 ) -> None:
     """It knows what the errors of redis-py mean."""
     connection, redis, _ = fetching
-    connection.send_fetch([b"EVALSHA"])
+    connection.send(fetch=[b"EVALSHA"])
     redis.sendall(b"-NOSCRIPT No matching script.\r\n")
     ((name, reply, _news),) = connection.read_replies()
     assert name == FETCH
@@ -255,7 +255,7 @@ def test_a_reply_may_come_in_two_parts(
 ) -> None:
     """The event loop calls again when there is more."""
     connection, redis, _ = fetching
-    connection.send_questions((("EXISTS", "orders"), 12))
+    connection.send((("EXISTS", "orders"), 12))
     redis.sendall(b":1")
     assert list(connection.read_replies()) == []
     assert connection.awaits_reply()
@@ -269,7 +269,7 @@ def test_whoever_waits_for_a_reply_gets_it(
 ) -> None:
     """A channel that closes does, for a bounded time."""
     connection, redis, _ = fetching
-    connection.send_fetch([b"EVALSHA"])
+    connection.send(fetch=[b"EVALSHA"])
     assert list(connection.read_replies(0.01)) == []
     timer = threading.Timer(0.1, redis.sendall, [b":1\r\n"])
     timer.start()
@@ -287,7 +287,7 @@ def test_a_watch_is_quiet_only_while_a_change_would_be_told() -> None:
     made.sent.clear()
     assert not watch.was_unchanged()
     assert not watch.was_unchanged()
-    connection.send_questions(BELL)
+    connection.send(BELL)
     assert made.sent == [*tells, BELL[0]]
     redis.sendall(WATCHES + b"_\r\n")
     assert [name for name, *_ in connection.read_replies()] == ["CLIENT", "BRPOP"]
@@ -298,7 +298,7 @@ def test_a_watch_is_quiet_only_while_a_change_would_be_told() -> None:
     redis.sendall(CHANGED)
     assert list(connection.read_replies()) == []
     assert [watch.was_unchanged(), watch.was_unchanged()] == [False, False]
-    connection.send_questions(BELL)
+    connection.send(BELL)
     redis.sendall(WATCHES)
     list(connection.read_replies())
     assert made.sent == 2 * [*tells, BELL[0]]
@@ -315,7 +315,7 @@ def test_a_lost_connection_or_a_refusal_is_an_error(
 ) -> None:
     """The channel then polls; no other exception may leave the event loop's callback."""
     connection, redis, _ = fetching
-    connection.send_questions(BELL)
+    connection.send(BELL)
     if sent is None:
         redis.close()
     else:

@@ -66,7 +66,7 @@ class ReliableChannel(kombu_redis.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.consumed: dict[str, tuple[bool, Any, str]] = {}  # as `basic_consume` is told
         self._plans: dict[tuple[str, ...], _FetchPlan] = {}
-        self.fetching: tuple[str, tuple[str, ...]] | None = None
+        self.fetching: tuple[str, tuple[str, ...], bool] | None = None
         self._by_digest = False
         self._sleeping = self._refused = self._woken = self._on_duty = False
         self._polls = self._alarms = 0
@@ -130,13 +130,15 @@ class ReliableChannel(kombu_redis.Channel):
             self._wait_for_writes(exc)
             return
         tag = self.dlq_leases.new_tag()
-        self.fetching = tag, queues
+        # To be told of the next one, too: a write of its own costs Redis more than the commands.
+        stays = self._on_duty and own.tracks and self.dlq_leases.loop_goes_on
+        self.fetching = tag, queues, stays
         last = f"{self._fetch_mode(own)}{self.dlq_leases.take_unsent()}"
         command = plan.fetch_command(own.connection, tag, last, by_digest=self._by_digest)
         self._by_digest, self._woken = True, False
         self._asked_at = time.monotonic()
         try:
-            own.send_fetch(command)
+            own.send(*(plan.arms if stays else ()), fetch=command)
         except BaseException:
             self._disconnect_fetch()
             raise
@@ -158,13 +160,14 @@ class ReliableChannel(kombu_redis.Channel):
         try:
             for name, reply, is_news in self._own.read_replies() if self._own is not None else ():
                 replies[name] = reply
-                if is_news and (name or self._on_duty):
+                if name == FETCH:
+                    news.clear()  # it looked after that
+                elif is_news and (name or self._on_duty):
                     news.add(name)
         except (RedisError, OSError) as exc:
             self._give_connection_up(exc)
             return False
-        if FETCH in replies:
-            return self._fetched(replies[FETCH])
+        fetched = FETCH in replies and self._fetched(replies[FETCH])
         if self._sleeping and not self._refused:
             if news and self._due is None and (self._on_duty or "BRPOP" in news):
                 soon = time.monotonic() - self._asked_at < LOOK_SECONDS
@@ -173,12 +176,12 @@ class ReliableChannel(kombu_redis.Channel):
                 self._get_up()
             elif "BRPOP" in replies:
                 self._fall_asleep(on_duty=False)
-        return False
+        return fetched
 
     def _fetched(self, reply: Any) -> bool:
         if self.fetching is None:
             return False
-        (tag, queues), self.fetching = self.fetching, None
+        (tag, queues, is_armed), self.fetching = self.fetching, None
         if not isinstance(reply, list):
             self.dlq_leases.drop_message(tag)
             if isinstance(reply, NoScriptError):
@@ -186,14 +189,14 @@ class ReliableChannel(kombu_redis.Channel):
             elif isinstance(reply, Exception):
                 self._wait_for_writes(reply)
             else:
-                self._fall_asleep(on_duty=reply == 1)
+                self._fall_asleep(on_duty=reply == 1, is_armed=is_armed)
             return False
         self._polls = self._alarms = 0
         number, entry, *duty = reply
         queue = queues[(number - 1) % len(queues)]
         self._order.rotate(queue)
         if duty:  # also if the window is full: who is told of a message then wakes another
-            self._fall_asleep(on_duty=True, renewed=True)
+            self._fall_asleep(on_duty=True, is_armed=is_armed)
         no_ack, callback, _ = self.consumed.get(queue, (False, self._return, ""))
         (self.dlq_leases.drop_message if no_ack else self.dlq_leases.received)(tag)
         message = self.Message(FetchedEntry(entry, tag, queue), channel=self)
@@ -239,7 +242,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     # -- waiting ------------------------------------------------------------------
 
-    def _fall_asleep(self, *, on_duty: bool, renewed: bool = False) -> None:
+    def _fall_asleep(self, *, on_duty: bool, is_armed: bool = False) -> None:
         """Wait for a message on duty, or for the bell; poll if Redis forbids that.
 
         Redis may tell of a change at once, again and again, and there is no message: where it
@@ -249,7 +252,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self._alarms > _MOST_ALARMS:
             self._alarms -= 1  # and ask after the next look
             self._call_in(_LAST_POLL_SECONDS)
-        elif not self._ask_to_be_woken(renewed=renewed):
+        elif not (on_duty and is_armed) and not self._ask_to_be_woken():
             self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
         self._polls = min(self._polls + 1, 10)
 
@@ -270,7 +273,7 @@ class ReliableChannel(kombu_redis.Channel):
         else:
             self._give_duty_up()
 
-    def _ask_to_be_woken(self, *, renewed: bool) -> bool:
+    def _ask_to_be_woken(self) -> bool:
         """Arm and stay on duty, or wait for the bell; False if that is not possible."""
         self._due, self._asked_at = None, time.monotonic()
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -282,13 +285,9 @@ class ReliableChannel(kombu_redis.Channel):
             return False
         try:
             if self._on_duty:
-                stays = ("GETEX", plan.duty, "PX", _DUTY_MILLIS), self.dlq_leases.name.encode()
-                asked = TRACKED, (("EXISTS", *plan.lists), 0), stays
-                self._own.send_questions(*asked[: 2 if renewed else 3])
+                self._own.send(*plan.arms)
             else:
-                self._own.send_questions(
-                    (("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None)
-                )
+                self._own.send((("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None))
                 self.dlq_leases.waiting[self] = plan
         except (RedisError, OSError) as exc:
             self._give_connection_up(exc)
@@ -423,6 +422,9 @@ class _FetchPlan:
         # As often as no number of lists can be counted: so it is on duty, and no list exists.
         self.alone = len(self.lists) + 1
         self.look = ("EXISTS", *self.lists, *[self.duty] * self.alone)
+        # On duty: be told, and stay so.
+        stays = ("GETEX", self.duty, "PX", _DUTY_MILLIS), channel.dlq_leases.name.encode()
+        self.arms = TRACKED, (("EXISTS", *self.lists), 0), stays
         keys = (len(self.lists) + 5, *broker.keys, self.duty, self.bell, *self.lists)
         self._calls = ("EVAL", script.text, *keys), ("EVALSHA", script.digest, *keys)
         names = ("" if channel.consumed.get(q, [False])[0] else record_end(q) for q in queues)

@@ -34,7 +34,7 @@ logger = get_logger("celery_dlq.transport")
 
 _TAGS_PER_CALL = 500
 _MAX_UNCONFIRMED = 4096
-_POOL_RESTS_SECONDS = 10.0
+_POOL_RESTS_SECONDS = 60.0
 
 
 class Leases(LeasedMessages):

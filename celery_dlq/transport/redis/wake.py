@@ -113,19 +113,14 @@ class FetchConnection:
         """True until all replies, or those to one command, are read."""
         return any(name in (None, asked) for asked, _ in self._asked)
 
-    def send_fetch(self, packed: Sequence[bytes]) -> None:
-        """Send the command that fetches."""
-        self._asked.append((FETCH, None))
-        self._send(packed)
-
-    def send_questions(self, *questions: tuple[Sequence[object], object]) -> None:
-        """Send commands, each with the reply that is no news."""
-        if self._watch.keys and not self._watch.tells and not self._asked:
+    def send(self, *questions: Any, fetch: Sequence[bytes] = ()) -> None:
+        """Send the command that fetches, and others, each with the reply that is no news."""
+        if questions and self._watch.keys and not self._watch.tells and not self._asked:
             questions = (TRACKED, (("EXISTS", *self._watch.keys), self._watch), *questions)
+        packed = self.connection.pack_commands([command for command, _ in questions])
+        packed = [b"".join((*fetch, *packed))] if fetch else packed  # redis-py writes each
+        self._asked += [(FETCH, None)] if fetch else []
         self._asked += ((str(command[0]), expected) for command, expected in questions)
-        self._send(self.connection.pack_commands([command for command, _ in questions]))
-
-    def _send(self, packed: Sequence[bytes]) -> None:
         # Not redis-py's health check: it would read what is read here, and connect again unseen.
         self.connection.send_packed_command(packed, check_health=False)
 

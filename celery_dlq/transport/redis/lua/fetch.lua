@@ -22,7 +22,7 @@ local function skip_empty(i)  -- to the first block from there with an entry, or
   local found = i > #KEYS or redis.call('EXISTS', unpack(KEYS, i, last)) > 0
   return found and i or skip_empty(last + 1)
 end
-for i = (woken or #KEYS > BLOCK) and skip_empty(6) or 6, #KEYS do
+for i = #KEYS > (woken and 9 or BLOCK) and skip_empty(6) or 6, #KEYS do  -- 4 are one queue's
   local entry = redis.call('RPOP', KEYS[i])
   if entry then
     local queue = ARGV[3 + (i - 6) % queues]
@@ -42,7 +42,7 @@ for i = (woken or #KEYS > BLOCK) and skip_empty(6) or 6, #KEYS do
       if holder == worker then redis.call('DEL', KEYS[4]) end
       if not holder or holder == worker then tokens = math.max(tokens, 1) end
     elseif not more and mode < 8 and (not holder or holder == worker) then
-      redis.call('SET', KEYS[4], worker, 'PX', DUTY_MILLIS)
+      if not holder then redis.call('SET', KEYS[4], worker, 'PX', DUTY_MILLIS) end
       reply[3] = 1
     end
     if tokens > 0 and redis.call('LLEN', KEYS[5]) == 0 then  -- else nobody waits for it

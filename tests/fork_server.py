@@ -1,7 +1,7 @@
-"""Workers without a second of imports each: a process that has loaded Celery forks them.
+"""Processes without a second of imports each: one that has loaded Celery forks them.
 
-It is the fork server of `multiprocessing`; a worker that it forks is a process of its own, in a
-group of its own, as ``python -m celery`` would have made it.
+It is the fork server of `multiprocessing`; a worker, a command or a program that it forks is a
+process of its own, in a group of its own, as ``python`` would have made it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,23 +22,31 @@ _FORKS.set_forkserver_preload(["fork_server_preload"])
 
 
 class ForkedProcess:
-    """A forked ``celery …``, with the part of `subprocess.Popen` that tests use.
+    """A forked ``celery …`` or ``python -c …``, with the part of `subprocess.Popen` that tests use.
 
     Not for pools that patch Python (gevent): they must come before all other imports.
 
     Args:
-        arguments: What follows ``celery``.
+        arguments: What follows ``celery``; or ``-c``, a program and its arguments.
         cwd: Its folder, the first where Python looks for modules; PYTHONPATH is not looked at.
         env: All of its environment.
         log: Gets what it prints, at its end.
+        errors: Gets what it prints as errors; by default the log does.
     """
 
     def __init__(
-        self, arguments: list[str], *, cwd: Path, env: Mapping[str, str], log: Path
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        log: Path,
+        errors: Path | None = None,
     ) -> None:
         log.touch()
+        outputs = (str(log), str(errors or log))
         self._process = _FORKS.Process(
-            target=_run_celery, args=(arguments, str(cwd), dict(env), str(log)), daemon=True
+            target=_run, args=([*arguments], str(cwd), dict(env), outputs), daemon=True
         )
         self._process.start()
         assert self._process.pid is not None
@@ -77,22 +85,26 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_celery(arguments: list[str], cwd: str, env: dict[str, str], log: str) -> None:
-    from celery.__main__ import main
-
+def _run(arguments: list[str], cwd: str, env: dict[str, str], outputs: tuple[str, str]) -> None:
     with suppress(PermissionError):
         os.setpgid(0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # many of them are meant to crash
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for number, path in enumerate(outputs, 1):
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, number)
+        os.close(output)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = ["celery", *arguments]
     sys.path.insert(0, cwd)
     try:
-        sys.exit(main())
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(arguments[1], {"__name__": "__main__"})  # noqa: S102 - as Python does
+        else:
+            from celery.__main__ import main
+
+            sys.argv = ["celery", *arguments]
+            sys.exit(main())
     finally:
         atexit._run_exitfuncs()  # type: ignore[attr-defined]  # multiprocessing leaves them out

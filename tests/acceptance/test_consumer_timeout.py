@@ -65,8 +65,9 @@ def outlast(worker: Worker, broker: str, ran: Ran) -> None:
     assert "PRECONDITION" not in worker.output
 
 
-@pytest.mark.parametrize("spool", [True, False])
-@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+@pytest.mark.parametrize(
+    ("place", "spool"), [("classic", True), ("quorum", False)], indirect=["place"]
+)
 def test_a_store_that_is_away_for_long_ends_no_worker(
     poison: ModuleType,
     start_worker: Start,

@@ -105,9 +105,10 @@ def test_an_override_guards_what_nothing_guarded(
 
 
 def test_workers_with_different_policies_warn_each_other(
-    dlq: Dlq, poison: ModuleType, start_worker: Start
+    dlq: Dlq, poison: ModuleType, start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both logs say it, and `dlq policies` shows it."""
+    intervals.change(monkeypatch, tick=0.1)
     first = start_worker(
         {"dlq_queues": {"orders": {"max_deliveries": 3}}}, arguments=("--hostname", "one@here")
     )
@@ -167,6 +168,7 @@ def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
 ) -> None:
     """Two workers, of which one starts meanwhile; a queue by settings shows that they trim."""
     conf: dict[str, Any] = {"dlq_queues": {"orders": {}, "slow": {"dead_letter_ttl": 1}}}
+    intervals.change(monkeypatch, tick=0.2)
     start_worker(conf, arguments=("--hostname", "one@here"))
     ids = [put(poison, "orders") for _ in range(3)]
 

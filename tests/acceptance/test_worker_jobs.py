@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import intervals
 import pytest
 from command_line import Dlq
 from stored_letters import QUEUE, left, put
@@ -72,17 +73,24 @@ def test_a_worker_that_stops_leaves_its_job_to_the_next(
 
 
 def test_a_job_of_a_killed_worker_is_resumed_by_another(
-    here: Place, poison: ModuleType, dlq: Dlq, start_worker: Start, ran: Ran
+    here: Place,
+    poison: ModuleType,
+    dlq: Dlq,
+    start_worker: Start,
+    ran: Ran,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`dlq jobs resume --background` hands it over."""
-    first = start_worker(env=here.env)
+    intervals.change(monkeypatch, job_silent=timedelta(seconds=4))
+    conf = {"dlq_lease": 5}  # what the killed one had fetched runs, too
+    first = start_worker(conf, env=here.env)
     letters = [put(poison) for _ in range(60)]
     plan = poison.dlq.plan("redrive", QUEUE, rate=10)
     poison.dlq.start(plan.id)
     poll(lambda: 0 < len(left(poison)) < 60, timeout_seconds=60)
     first.kill()
     ended(poison, plan.id, "interrupted")
-    start_worker(env=here.env)
+    start_worker(conf, env=here.env)
     done = dlq("jobs", "resume", plan.id, "--background")
     assert done.exit_code == 0, done.stderr
     job = ended(poison, plan.id)

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,15 +64,32 @@ def run_python(
     redis_url: str, *arguments: str | bytes, conf: dict[str, Any] | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, where the app is; wait a minute at most."""
+    whole = environment(redis_url, conf, **env)
+    texts = [one for one in arguments if isinstance(one, str)]
+    if texts[0] == "-c" and len(texts) == len(arguments) and whole["PYTHONPATH"] == str(HERE):
+        return _run_forked(texts, whole)
     return subprocess.run(
         [sys.executable, *arguments],
-        env=environment(redis_url, conf, **env),
+        env=whole,
         cwd=HERE,
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
+
+
+def _run_forked(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        log, errors = Path(folder) / "log", Path(folder) / "errors"
+        process = ForkedProcess(arguments, cwd=HERE, env=env, log=log, errors=errors)
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(
+            arguments, code, log.read_text("utf-8"), errors.read_text("utf-8")
+        )
 
 
 class Worker:

@@ -31,6 +31,7 @@ from pathlib import Path
 import page_python
 import yaml
 from fenced import Block
+from fork_server import ForkedProcess
 from waiting import poll
 
 HERE = Path(__file__).parent
@@ -89,7 +90,7 @@ class PageRunner:
         self._places = places
         self._exempt = exempt
         self._python_process: subprocess.Popen[str] | None = None
-        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._workers: dict[str, ForkedProcess] = {}
         self._hold: str | None = None
         self._letters: dict[str, str] = {}
         # This Python's `celery`, also where it is not installed beside it.
@@ -132,16 +133,9 @@ class PageRunner:
         if command in self._workers:
             _end(self._workers[command])
         log = self.folder / f"worker-{len(self._workers)}-{time.monotonic_ns()}.log"
-        with log.open("wb") as output:
-            self._workers[command] = process = subprocess.Popen(
-                [sys.executable, "-m", *command.split()],
-                cwd=self.folder,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        arguments = shlex.split(command)[1:]
+        process = ForkedProcess(arguments, cwd=self.folder, env=self._env, log=log)
+        self._workers[command] = process
         poll(
             lambda: b"ready." in log.read_bytes() or process.poll() is not None,
             timeout_seconds=_SECONDS,
@@ -221,6 +215,8 @@ class PageRunner:
         return next(ids, shown[0])[: len(shown[0])]
 
     def _shell(self, command: str) -> tuple[int, str]:
+        if (arguments := _of_celery(command)) is not None:
+            return self._forked(arguments)
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -232,6 +228,16 @@ class PageRunner:
             check=False,
         )
         return done.returncode, done.stdout.decode("utf-8", "replace")
+
+    def _forked(self, arguments: list[str]) -> tuple[int, str]:
+        """As the shell runs it, without a second of imports."""
+        log = self.folder / f".command-{time.monotonic_ns()}.log"
+        process = ForkedProcess(arguments, cwd=self.folder, env=self._env, log=log)
+        try:
+            code = process.wait(120)
+        finally:
+            process.kill()
+        return code, log.read_text("utf-8", "replace")
 
     def _json(self, block: Block) -> None:
         json.loads(block.text)
@@ -274,7 +280,14 @@ def _plain(line: str) -> str:
     return line.strip()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _of_celery(command: str) -> list[str] | None:
+    """The arguments of a ``celery …`` that needs nothing else of a shell."""
+    words = shlex.split(command)
+    plain = not re.search(r"[|&;<>$`*?(){}~\n]", command)
+    return words[1:] if plain and words[0] == "celery" else None
+
+
+def _end(process: ForkedProcess) -> None:
     if process.poll() is None:
         process.terminate()
         try:

@@ -37,6 +37,8 @@ from importlib import import_module
 from pathlib import Path
 
 import celery_dlq
+from celery.bin.celery import celery
+from click.testing import CliRunner
 
 EXTRAS = ("pyspark", "pyarrow", "starlette", "uvicorn", "sentry_sdk", "pytest")
 for module in pkgutil.walk_packages(celery_dlq.__path__, "celery_dlq."):
@@ -62,11 +64,9 @@ def stored():
 
 
 def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "shop", "dlq", *arguments, "--json"],
-        capture_output=True, text=True, check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    typed = ["-A", "shop", "dlq", *arguments, "--json"]
+    done = CliRunner().invoke(celery, typed, auto_envvar_prefix="CELERY")
+    assert done.exit_code == 0, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

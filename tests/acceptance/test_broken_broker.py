@@ -182,7 +182,7 @@ def test_after_a_fault_of_the_broker_the_worker_goes_on_and_each_task_runs_once(
     worker = broker.worker()
     broker.publish("healthy", "first")
     poll(lambda: ran("first") and broker.is_clean())
-    broker.publish("sleeps", "long", 8)
+    broker.publish("sleeps", "long", 6)
     poll(lambda: ran("long"))
     for n in range(10):
         broker.publish("sleeps", f"short-{n}", 0.3)

@@ -89,7 +89,7 @@ def test_an_outage_makes_few_letters_and_everything_else_runs_after_it(
     broker: Place,
 ) -> None:
     """Letters stop at about ``deaths``; two workers make one opening and one closing."""
-    total = 2000
+    total = 1000
     downstream.set("outage", 1)
     for number in range(2):
         start_worker(CONF, arguments=("-n", f"w{number}@test"), env=broker.env)
@@ -113,24 +113,25 @@ def test_an_outage_makes_few_letters_and_everything_else_runs_after_it(
     assert (actions["circuit_opened"], actions["circuit_closed"]) == (1, 1)
 
 
+@pytest.mark.parametrize("place", ["redis", "quorum"], indirect=True)
 def test_the_books_balance_while_workers_are_killed(
     poison: ModuleType,
     redis_url: str,
     start_worker: Callable[..., Worker],
     downstream: redis.Redis,
-    broker: Place,
+    place: Place,
 ) -> None:
     """At any time, in any state: each message succeeds or is a letter, and none is held."""
-    total, conf = 400, {**CONF, "dlq_lease": 5}
+    total, conf = 200, {**CONF, "dlq_lease": 5}
     downstream.set("outage", 1)
-    workers = [start_worker(conf, arguments=("-n", f"w{n}@test"), env=broker.env) for n in range(2)]
-    publish(redis_url, broker, 0, total)
+    workers = [start_worker(conf, arguments=("-n", f"w{n}@test"), env=place.env) for n in range(2)]
+    publish(redis_url, place, 0, total)
     chance = random.Random(7)  # noqa: S311 - when to kill
 
     def kill_until(there: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not there() and time.monotonic() < deadline:
-            time.sleep(chance.uniform(1, 6))
+            time.sleep(chance.uniform(1, 4))
             workers.reverse()
             workers[0].kill()
             workers[0].start(wait=False)

@@ -22,8 +22,8 @@ from celery_dlq import DeadLetter, Reason
 Letters = Callable[..., list[DeadLetter]]
 Ran = Callable[[str], int]
 
-LIMIT = 4
-KILLS = 3  # fewer than the limit: they alone make no letter
+LIMIT = 3
+KILLS = 2  # fewer than the limit: they alone make no letter
 CONF: dict[str, Any] = {
     "worker_max_tasks_per_child": 1,
     "worker_prefetch_multiplier": 4,
@@ -98,7 +98,7 @@ def test_a_pool_that_is_restarted_goes_on_counting(
 ) -> None:
     """Again and again under load: what kills processes is a letter after its last delivery."""
     worker = start_worker({**CONF, "worker_max_tasks_per_child": None})
-    keys = [f"m{n}" for n in range(60)]
+    keys = [f"m{n}" for n in range(40)]
     killers = []
     for n, key in enumerate(keys):
         poison.sleeps.delay(key, 0.05)
@@ -126,7 +126,7 @@ def test_processes_that_die_at_the_same_time_start_nothing_uncounted(
     nothing_left: Callable[[], bool],
 ) -> None:
     """A pool of which every process dies again and again: no task starts once too often."""
-    keys = [f"killer {n}" for n in range(24)]
+    keys = [f"killer {n}" for n in range(12)]
     killers = [poison.killed.delay(key).id for key in keys]
     worker = start_worker(CONF, arguments=("--concurrency", "4"))
 

@@ -30,6 +30,7 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
         "take from three minutes to forty; test_chaos.py does not",
     ),
     ("docs/how-to/apps-you-do-not-own.md", r".*(airflow|superset)", "needs them: tried by hand"),
+    ("docs/how-to/after-a-month.md", r".*dlq triage ", "starts Spark: test_buckets.py has it"),
     ("docs/how-to/triage.md", r"spark-submit|databricks|aws ", "needs somebody's cluster"),
     (
         "docs/how-to/circuit-breaker.md",

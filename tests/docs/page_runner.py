@@ -32,6 +32,7 @@ import page_python
 import yaml
 from fenced import Block
 from fork_server import ForkedProcess
+from java import QUICK_JAVA
 from waiting import poll
 
 HERE = Path(__file__).parent
@@ -100,6 +101,7 @@ class PageRunner:
         celery.chmod(0o755)
         self._env = {
             **os.environ,
+            **QUICK_JAVA,
             "PATH": f"{celery.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(folder),
             "COLUMNS": "80",
@@ -224,7 +226,7 @@ class PageRunner:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         return done.returncode, done.stdout.decode("utf-8", "replace")
@@ -234,7 +236,7 @@ class PageRunner:
         log = self.folder / f".command-{time.monotonic_ns()}.log"
         process = ForkedProcess(arguments, cwd=self.folder, env=self._env, log=log)
         try:
-            code = process.wait(120)
+            code = process.wait(240)
         finally:
             process.kill()
         return code, log.read_text("utf-8", "replace")

@@ -28,9 +28,10 @@ from celery_dlq.store.store import Store
 SHOWN = {"text"}
 """Languages that nothing can be done with."""
 IN_OWN_PROCESS = {"docs/how-to/triage.md"}
-"""Pages whose Python starts Java."""
+"""Pages whose Python starts Java, once for that and for their ``dlq triage``."""
 WITH_WORKER = {"docs/how-to/outage.md"}
 """Pages that need a worker and do not say so."""
+TRIAGE = " dlq triage "
 OF_EXTRA_LAKE = {"deltalake", "pyiceberg"}
 """Packages that only CI has: elsewhere the blocks that import them are left out."""
 WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
@@ -71,7 +72,12 @@ def s3() -> Iterator[str]:
 @pytest.fixture
 def run_page(tmp_path: Path, places: dict[str, str]) -> Iterator[Callable[[str], None]]:
     """Give a function that runs a page."""
-    runner = PageRunner(tmp_path, places, why_exempt)
+
+    def exempt(page: str, command: str) -> str | None:
+        later = page in IN_OWN_PROCESS and TRIAGE in command
+        return "run_as_script has it" if later else why_exempt(page, command)
+
+    runner = PageRunner(tmp_path, places, exempt)
     left_out: list[str] = []
 
     def run(page: str) -> None:
@@ -140,9 +146,37 @@ def leave_letters(redis: str) -> None:
     store.close()
 
 
+_TYPED = """
+import shlex
+
+from celery.bin.celery import celery
+from click.testing import CliRunner
+from celery_dlq.spark.session import local_session
+
+kept = local_session()
+
+
+def typed(command, shown):
+    done = CliRunner().invoke(celery, shlex.split(command)[1:], auto_envvar_prefix="CELERY")
+    assert done.exit_code == 0, done.output
+    assert shown in done.output, done.output
+
+
+"""
+
+
 def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]) -> None:
-    """All Python of a page, in a process of its own."""
-    code = "".join(block.text for block in page_blocks if block.language == "python")
+    """All Python of a page, and its commands that start Spark, in a process of its own."""
+    code = _TYPED
+    for block in page_blocks:
+        if block.language == "python":
+            code += block.text
+        elif block.language == "console":
+            code += "".join(
+                f"typed({command!r}, {shown[0]!r})\n"
+                for command, shown in block.commands
+                if TRIAGE in command
+            )
     for here, there in places.items():
         code = code.replace(here, there)
     (folder / "page.py").write_text(code, "utf-8")
@@ -151,8 +185,8 @@ def run_as_script(page_blocks: list[Block], folder: Path, places: dict[str, str]
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=180,
-        env={**os.environ, **QUICK_JAVA},
+        timeout=300,
+        env={**os.environ, **QUICK_JAVA, "DOCS_REDIS": places["DOCS_REDIS"]},
         check=False,
     )
     assert done.returncode == 0, f"{page_blocks[0].page}: {done.stderr[-3000:]}"

@@ -13,7 +13,7 @@ from servers import RedisServer
 
 HERE = Path(__file__).parent
 
-_STRIDE = int(os.environ.get("CELERY_DLQ_TEST_STRIDE", "19"))
+_STRIDE = int(os.environ.get("CELERY_DLQ_TEST_STRIDE", "29"))
 
 
 def run_steps(server: RedisServer, *arguments: str) -> int:

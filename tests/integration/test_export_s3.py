@@ -48,7 +48,7 @@ def test_letters_are_once_in_a_bucket_and_the_password_nowhere(s3: str) -> None:
     assert sorted(table.column("id").to_pylist()) == sorted(letter.id for letter in letters)
 
 
-@pytest.mark.parametrize(("mode", "stride"), [("keep", 29), ("overtaken", 37), ("back", 47)])
+@pytest.mark.parametrize(("mode", "stride"), [("keep", 43), ("overtaken", 53), ("back", 71)])
 def test_killed_or_overtaken_exports_to_a_bucket_leave_each_letter_once(
     s3: str, mode: str, stride: int
 ) -> None:

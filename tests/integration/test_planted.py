@@ -149,12 +149,12 @@ def test_a_wrong_release_is_false(planted: Path) -> None:
 
 @pytest.mark.parametrize("noise", [False, True], ids=["planted", "noise"])
 def test_causes_are_found_and_nothing_else(noise: bool, tmp_path: Path) -> None:
-    """Three shops: nearly all that can be found is, and one statement of a hundred may be false."""
+    """Two shops: nearly all that can be found is, and one statement of a hundred may be false."""
     found = Verdict()
-    for seed in (31, 32, 33):
+    for seed in (31, 32):
         for _kind, verdict in asked(3_000, seed, by_core, noise=noise)[1]:
             found.add(verdict)
-    assert found.causes > 60
+    assert found.causes > 40
     assert found.false <= 1, found.examples
     assert found.found >= 0.9 * found.findable, found.examples
-    assert noise or found.findable > 30
+    assert noise or found.findable > 20

@@ -27,6 +27,7 @@ from celery_dlq.store.store import Store
 HERE = Path(__file__).parent
 MEGABYTE = 2**20
 SMALL, LARGE, LARGE_BYTES = 3_000, 100, 3_000_000
+FOLLOWED = 96  # 576 MB
 ASKING = "xrange", "xrevrange"
 MOST_OF_READER, MOST_OF_REDIS = 400, 40  # MiB
 
@@ -66,6 +67,7 @@ class Watch:
                 self.refused += 1
 
 
+@pytest.mark.xdist_group("large letters")  # they are stored once a process
 @pytest.mark.parametrize("reader", READERS)
 def test_small_letters_before_large_ones_take_no_more_memory(
     server: RedisServer, tmp_path: Path, reader: str
@@ -111,7 +113,7 @@ def test_an_export_that_follows_many_queues_holds_few_letters_of_all(tmp_path: P
     """Each queue has less than one row group, and all together have much more."""
     with RedisServer() as server:
         store = Store(server.url, timeout_seconds=10.0).letters
-        for number in range(144):
+        for number in range(FOLLOWED):
             text = os.urandom(LARGE_BYTES // 2).hex()
             letter = a_letter(
                 dead_letter_queue=f"orders{number % 12}-DLQ",
@@ -121,7 +123,7 @@ def test_an_export_that_follows_many_queues_holds_few_letters_of_all(tmp_path: P
             store.dead_letter(letter, key_of(letter))
         store.close()
         found, peak = read(server, "follow", tmp_path)
-    assert found == 144
+    assert found == FOLLOWED
     assert peak < MOST_OF_READER
 
 

@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 from servers import RedisServer
 from waiting import poll
-from workers import Place, Worker, run_python
+from workers import Place, Worker, diagonals, run_python
 
 from celery_dlq import DeadLetters
 
@@ -71,7 +71,7 @@ def broker(request: pytest.FixtureRequest, place: Place) -> Place:
     return place
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@diagonals("prefork", "threads", "solo", brokers=("redis", "classic", "quorum"))
 def test_nothing_that_is_held_runs_until_it_is_released(
     poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, broker: Place, pool: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_worker_that_was_away_learns_of_a_hold_before_its_first_message(
     assert poison.dlq.holds() == []
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+@diagonals("prefork", "gevent", "eventlet", brokers=("redis", "classic", "quorum"))
 def test_a_full_hold_stops_its_queue_and_no_other(
     poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, broker: Place, pool: str
 ) -> None:

@@ -15,7 +15,7 @@ import redis
 from rabbit import RabbitServer
 from test_holds import held, hold_of, release
 from waiting import poll
-from workers import Place, Worker, run_python
+from workers import Place, Worker, diagonals, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
 
@@ -24,7 +24,6 @@ Ran = Callable[[str], int]
 Start = Callable[..., Worker]
 
 BROKERS = pytest.mark.parametrize("place", ["redis", "classic", "quorum"], indirect=True)
-POOLS = pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 
 PUBLISH = """
 import json, sys, poison_app as p
@@ -45,8 +44,7 @@ def tell_to_retry(redis_url: str) -> None:
         client.set("retry", 1)
 
 
-@BROKERS
-@POOLS
+@diagonals("prefork", "threads", "gevent", brokers=("redis", "classic", "quorum"))
 @pytest.mark.parametrize("end", ["deployed", "killed"])
 def test_a_message_whose_id_has_a_letter_waits_and_runs(
     poison: ModuleType,

@@ -7,6 +7,7 @@ would be given to another worker by kombu, too.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -309,8 +310,10 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "pool"),
+    [*itertools.product(ENDS, ["prefork", "threads", "gevent"]), ("cold", "eventlet")],
+)
 def test_a_shutdown_leaves_nothing_behind(
     poison: ModuleType,
     start_worker: Start,

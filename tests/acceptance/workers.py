@@ -25,12 +25,14 @@ GREEN = ("gevent", "eventlet")
 """Pools of greenlets, which are not always installed."""
 
 
-def diagonals(*pools: str) -> pytest.MarkDecorator:
+BROKERS = ("redis", "classic", "quorum", "sqs")
+
+
+def diagonals(*pools: str, brokers: tuple[str, ...] = BROKERS) -> pytest.MarkDecorator:
     """Run a test with each broker and each pool at least twice, and not with each pair.
 
     For what one of the two decides alone. Where both decide, as how a message dies, all pairs run.
     """
-    brokers = ("redis", "classic", "quorum", "sqs")
     pairs = [
         (broker, pool)
         for row, pool in enumerate(pools)

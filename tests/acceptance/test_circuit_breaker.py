@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -120,8 +121,15 @@ def test_the_books_balance_while_workers_are_killed(
     start_worker: Callable[..., Worker],
     downstream: redis.Redis,
     place: Place,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At any time, in any state: each message succeeds or is a letter, and none is held."""
+    intervals.change(  # others go on with what a killed worker had begun
+        monkeypatch,
+        job_silent=timedelta(seconds=4),
+        claim=10.0,
+        release_retry=timedelta(seconds=5),
+    )
     total, conf = 200, {**CONF, "dlq_lease": 5}
     downstream.set("outage", 1)
     workers = [start_worker(conf, arguments=("-n", f"w{n}@test"), env=place.env) for n in range(2)]

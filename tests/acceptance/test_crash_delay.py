@@ -159,14 +159,14 @@ def test_a_lost_connection_neither_loses_nor_doubles_what_waits(
     rabbit_server: RabbitServer,
 ) -> None:
     """The broker redelivers it; the copy waits for the rest, and the first one does not start."""
-    worker = start_worker(conf(max_deliveries=2, crash_delay=16), env=place.env)
+    worker = start_worker(conf(max_deliveries=2, crash_delay=30), env=place.env)
     send(redis_url, place, ("killed", "x"))
     poll(lambda: "starts again in" in worker.output, timeout_seconds=20)
     rabbit_server.close_connections()
     poll(lambda: worker.output.count("starts again in") == 2, timeout_seconds=25)
     (letter,) = letters(timeout_seconds=60)
     assert (letter.deliveries, ran("x")) == (2, 2)
-    assert gaps(letter)[0] >= timedelta(seconds=15.9)
+    assert gaps(letter)[0] >= timedelta(seconds=29.9)
 
 
 def test_an_operator_sees_what_waits_and_may_want_it_dead(

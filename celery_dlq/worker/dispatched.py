@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from select import PIPE_BUF
 from struct import Struct
 from typing import Any
 
@@ -33,7 +32,6 @@ from celery_dlq.writing.lifecycle import DeliveryState
 
 _LEFT = frozenset({EX_OK, EX_RECYCLE, LEFT_BY_SIGNAL})  # e.g. after its last task
 _LENGTH = Struct(">i")  # before each message of a process
-_NO_PAYLOAD = (memoryview(b""), memoryview(b""), 0)
 _READ_BYTES = 8192  # dozens of them
 _MOST_BYTES = 1 << 20
 _WAIT_SECONDS = 0.5  # for a result at a shutdown, as Celery
@@ -69,24 +67,11 @@ def is_closed(pool: Any) -> bool:
 
 
 def drop_failed(pool: Any, task_id: Any) -> None:
-    """Forget a job that could not be serialized; a shutdown would wait for it."""
+    """Forget the newest job, which could not be serialized; a shutdown would wait for it."""
     cache = getattr(getattr(pool, "_pool", None), "_cache", None) or {}
-    for number, job in list(cache.items()):
-        if job.correlation_id == task_id and not hasattr(job, "_payload"):
+    for number, job in list(cache.items())[-1:]:
+        if job.correlation_id == task_id and job._write_to is None:  # noqa: SLF001
             cache.pop(number, None)
-
-
-def write_at_once(job: Any) -> None:
-    """Let a prefork pool write a job by one call: it writes length and body apart.
-
-    Only what a pipe takes whole or not at all, for the pool does not go on within a length.
-
-    Source: ``_write_job`` in
-    https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
-    """
-    length, body, size = getattr(job, "_payload", _NO_PAYLOAD)
-    if 0 < size <= PIPE_BUF - _LENGTH.size:
-        job._payload = memoryview(b"".join((length, body))), *_NO_PAYLOAD[1:]  # noqa: SLF001
 
 
 class AtWork:
@@ -109,26 +94,31 @@ class AtWork:
     def keep_jobs(self, pool: Any) -> list[tuple[int, Any, Any]] | None:
         """Keep jobs that Celery is about to forget though they run, or will run.
 
-        It forgets a job that was written to a process and not accepted yet, and version 5.4 every
-        job. Those that look accepted stay.
+        It discards a job that was written to a process and not accepted yet, and version 5.4 every
+        job.
         """
         inner: Any = getattr(pool, "_pool", None)
         if not hasattr(inner, "dlq_results"):
             return None  # only the event loop's pool drops jobs
         jobs = [found for found in list(inner._cache.items()) if _is_kept(pool, found[1])]  # noqa: SLF001
         for _, job in jobs:
-            job._accepted = True  # noqa: SLF001
+            job.discard = lambda: None
         return [(number, job, job._write_to) for number, job in jobs]  # noqa: SLF001
 
     def give_back_jobs(self, pool: Any, jobs: list[tuple[int, Any, Any]] | None) -> list[Any]:
-        """Give the kept jobs back to the pool as they were, and find what it dropped.
+        """Let the pool have the kept jobs as before, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
         """
         if jobs is None:
             return []
+        inner = pool._pool  # noqa: SLF001
         for number, job, process in jobs:
-            _put_back(pool, number, job, process)
+            del job.discard
+            if not job.ready():
+                inner._cache.setdefault(number, job)  # noqa: SLF001 - Celery 5.4 clears it
+                if not is_closed(pool) and process not in inner._pool:  # noqa: SLF001
+                    inner.on_partial_read(job, process)
         has_task = asked_for_tasks(pool)
         given = [one for one in self.requests() if one.dlq_job is not None]
         return [one for one in given if one.time_start is None and not has_task(one)]
@@ -201,24 +191,10 @@ def asked_for_tasks(pool: Any) -> Callable[[Any], bool]:
 
 
 def _is_kept(pool: Any, job: Any) -> bool:
-    if job._accepted:  # noqa: SLF001
-        return True
     generator = getattr(job, "_writer", lambda: None)()
     if generator is not None and generator.gi_frame is not None and is_closed(pool):
         return False  # else what was written in part is written to its end
-    return job._write_to is not None  # noqa: SLF001
-
-
-def _put_back(pool: Any, number: int, job: Any, process: Any) -> None:
-    """Give a kept job back to the pool as it was."""
-    if job.ready():
-        return
-    inner = pool._pool  # noqa: SLF001
-    inner._cache.setdefault(number, job)  # noqa: SLF001
-    if not job.worker_pids():
-        job._accepted = False  # noqa: SLF001
-        if not is_closed(pool) and process not in inner._pool:  # noqa: SLF001
-            inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job
+    return job._write_to is not None  # noqa: SLF001 - also if a process has accepted it
 
 
 class Results:

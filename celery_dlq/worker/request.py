@@ -50,7 +50,7 @@ from celery_dlq.letters.headers import REDRIVEN_AT_HEADER
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, LateCopy, PutOff, Run, Verdict
-from celery_dlq.worker.dispatched import ENDED, is_closed, starts_here, write_at_once
+from celery_dlq.worker.dispatched import ENDED, is_closed, starts_here
 from celery_dlq.worker.guard import Guard, sent_by_us
 from celery_dlq.worker.settling import SettlingRequest
 from celery_dlq.worker.shutdown_signals import ended_by_shutdown, is_stopping, nothing_starts
@@ -541,7 +541,6 @@ class ChildProcessRequest(DeadLetterRequest):
             raise
         if isinstance(job, ApplyResult):
             self.dlq_job = ref(job)
-            write_at_once(job)
         elif job is None and is_closed(pool):
             self.dlq_guard.uncount_never_started([self])
         return job

@@ -24,12 +24,12 @@ THEIRS = frozenset(
         # celery.app.base.Celery, and its default app
         *("_tasks", "_tls", "_state"),
         # billiard.pool
-        *("_accepted", "_payload", "_pool", "_reader", "_recv_message", "_set", "_writer"),
+        *("_pool", "_reader", "_recv_message", "_set", "_writer"),
         "_flush_outqueue",  # celery.concurrency.asynpool.ResultHandler
         # kombu.transport.virtual, .redis and .SQS
         "_do_restore_message",
         *("_get_async", "_message_to_python", "_on_messages_ready", "_put"),
-        *("_register_BRPOP", "_restore", "_size"),
+        "_size",
         # amqp
         *("_on_blocked", "_on_unblocked", "_read", "_read_buffer"),
     }

@@ -181,9 +181,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_dispatched.py",
         ),
         Row(
-            "ApplyResult._accepted ApplyResult._write_to ApplyResult.worker_pids "
-            "ApplyResult._writer AsynPool._put_back AsynPool._pool BasePool.active "
-            "AsynPool._cache",
+            "ApplyResult.discard ApplyResult._write_to ApplyResult._writer AsynPool._pool "
+            "AsynPool._cache BasePool.active",
             "worker/dispatched.py worker/bootsteps.py",
             "What was written to a process starts; the rest is not charged.",
             "A lost connection or a shutdown is charged to jobs that no process took, or not to "
@@ -191,13 +190,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_pool_drops_what_no_process_accepted "
             "test_a_pool_of_processes_says_whether_it_takes_jobs "
             "test_a_pool_that_closes_drops_what_it_is_given tests/unit/test_dispatched.py",
-        ),
-        Row(
-            "ApplyResult._payload",
-            "worker/dispatched.py",
-            "A job is written by one call, not by two.",
-            "A no-op takes a system call more.",
-            "test_a_pool_writes_the_length_of_a_job_and_then_its_body_to_a_pipe",
         ),
         Row(
             "AsynPool._result_handler ResultHandler._recv_message ResultHandler.handle_event "
@@ -232,26 +224,22 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "Channel.active_queues",
             "transport/redis/channel.py",
-            "One script instead of `BRPOP`.",
+            "One script instead of `BRPOP`: kombu sees no queue to fetch from.",
             "A message that Redis has handed out is lost if its worker dies before it has read it.",
             "test_a_fetch_is_sent_where_brpop_is "
             "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls",
         ),
         Row(
-            "MultiChannelPoller._register_BRPOP MultiChannelPoller.on_poll_start "
-            "MultiChannelPoller.fds MultiChannelPoller.on_readable "
-            "MultiChannelPoller.handle_event MultiChannelPoller.get",
+            "Transport.register_with_event_loop Hub.on_tick MultiChannelPoller.handle_event "
+            "MultiChannelPoller.get MultiChannelPoller.fds",
             "transport/redis/wake.py transport/redis/channel.py",
-            "The socket that wakes.",
-            "A worker waits for up to a second for each message, or asks without pause.",
-            "test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own",
-        ),
-        Row(
-            "Transport.register_with_event_loop Transport.channels",
-            "transport/redis/channel.py",
-            "Leases begin and end with the connection; the worker's loop looks now and then.",
-            "A lease outlives its connection: a message comes back late.",
-            "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls",
+            "The socket that wakes: in each turn of the event loop, and without one (gevent, "
+            "eventlet).",
+            "A worker waits for up to a second for each message, or asks without pause; a turn of "
+            "the loop takes two system calls more for each socket of kombu's.",
+            "test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own "
+            "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls "
+            "tests/unit/test_transport.py",
         ),
         Row(
             "QoS.restore_by_tag Channel.QoS Channel._do_restore_message",
@@ -279,7 +267,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "Other transports, and publishing": (
         Row(
             "SQS.Channel._message_to_python SQS.Channel._on_messages_ready SQS.Channel._get_async"
-            " SQS.Channel._restore SQS.Channel.get_message_attributes SQS.Channel.QoS",
+            " SQS.Channel.get_message_attributes SQS.Channel.QoS",
             "transport/sqs/channel.py",
             "Renewed visibility.",
             "A task longer than SQS's visibility timeout runs twice; messages that are not "
@@ -384,6 +372,12 @@ DOCUMENTED = (
         "https://docs.celeryq.dev/en/stable/userguide/configuration.html"
         "#worker-enable-prefetch-count-reduction",
         "test_the_prefetch_count_is_lowered_and_restored_by_one_setting",
+    ),
+    Documented(
+        "Hub.add_reader Hub.call_repeatedly Hub.call_later",
+        "transport/redis/channel.py transport/redis/wake.py",
+        "https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.asynchronous.hub.html",
+        "tests/unit/test_transport.py",
     ),
     Documented(
         "Consumer.call_soon",

@@ -19,7 +19,6 @@ from amqp.transport import TCPTransport
 from billiard.common import human_status
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
-from billiard.queues import _SimpleQueue
 from celery import VERSION, Celery, bootsteps, signals
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
@@ -201,16 +200,6 @@ def test_a_pool_drops_what_no_process_accepted() -> None:
     assert "job._write_to = proc" in write
     assert "job._writer = ref(cor)" in write
     assert not ApplyResult._write_to
-
-
-def test_a_pool_writes_the_length_of_a_job_and_then_its_body_to_a_pipe() -> None:
-    """A length that is the whole job, and an empty body, is one call; see `write_at_once`."""
-    write = inspect.getsource(AsynPool._create_write_handlers)
-    assert "job._payload = memoryview(header), memoryview(body), body_size" in write
-    for line in ("while Hw < 4:", "Hw += send(header, Hw)", "while Bw < body_size:"):
-        assert write.count(line) > 0, line
-    assert "_SimpleQueue(wnonblock=True)" in inspect.getsource(AsynPool.create_process_queues)
-    assert "duplex=False" in inspect.getsource(_SimpleQueue.__init__)
 
 
 def test_a_pool_that_closes_drops_what_it_is_given() -> None:
@@ -435,8 +424,7 @@ CHANNEL = kombu_redis.Channel
         (virtual.QoS, "append", ["self", "message", "delivery_tag"]),
         (virtual.QoS, "ack", ["self", "delivery_tag"]),
         (virtual.QoS, "can_consume", ["self"]),
-        (POLLER, "_register_BRPOP", ["self", "channel"]),
-        (POLLER, "on_readable", ["self", "fileno"]),
+        (POLLER, "handle_event", ["self", "fileno", "event"]),
         (POLLER, "get", ["self", "callback", "timeout"]),
         (kombu_redis.Transport, "register_with_event_loop", ["self", "connection", "loop"]),
         (kombu_redis.Transport, "establish_connection", ["self"]),
@@ -461,28 +449,35 @@ def test_kombus_redis_transport_has_what_the_transport_overrides_and_calls(
 
 
 def test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own() -> None:
-    """`ReliablePoller` keeps its own; ``poller`` and the flags are kombu's."""
+    """`ReliablePoller` keeps its own; ``poller``, the flags and ``on_tick`` are kombu's."""
     assert "self.poller.register(sock, self.eventflags)" in inspect.getsource(POLLER._register)
+    assert "self.handle_event(fileno, event)" in inspect.getsource(POLLER.get)
     assert not POLLER().fds
     loop = inspect.getsource(kombu_redis.Transport.register_with_event_loop)
     assert "cycle.on_poll_init(loop.poller)" in loop
     assert "[add_reader(fd, on_readable, fd) for fd in cycle.fds]" in loop
     assert "on_readable = self.on_readable" in loop
     assert "dest[fd] = callback, args" in inspect.getsource(Hub.add)
-    assert "self.cycle.on_readable(fileno)" in inspect.getsource(kombu_redis.Transport.on_readable)
+    assert "conn.transport.register_with_event_loop(" in inspect.getsource(Consumer.connect)
+    assert "in copy(self.on_tick):" in inspect.getsource(Hub.create_loop)
     for name in ("add_reader", "remove", "call_later", "call_repeatedly"):
         assert callable(getattr(Hub, name))
 
 
 def test_a_fetch_is_sent_where_brpop_is() -> None:
-    """Who sends, and when; nothing else opens the connection on which kombu would wait."""
-    register, start = (
-        inspect.getsource(getattr(POLLER, name)) for name in ("_register_BRPOP", "on_poll_start")
-    )
-    assert "channel._brpop_start()" in register
+    """Who sends, and when; kombu opens no connection to wait on for a channel without queues."""
+    start = inspect.getsource(POLLER.on_poll_start)
+    fetches = "if channel.active_queues:           # BRPOP mode?\n"
+    assert fetches in start
+    assert start.count("_register_BRPOP(channel)") == start.count(fetches)
+    get = inspect.getsource(POLLER.get)
+    assert get.count("_register_BRPOP(channel)") == get.count(fetches)
     assert "channel.qos.can_consume()" in start
-    assert "self._register_BRPOP(channel)" in start
-    assert "self._register_BRPOP(channel)" in inspect.getsource(POLLER.get) + start
+    restore = inspect.getsource(POLLER.maybe_restore_messages)
+    assert "if channel.active_queues:" in restore
+    assert "num=channel.unacked_restore_limit," in restore
+    if hasattr(CHANNEL, "unacked_restore_throttle"):
+        assert "interval=channel.unacked_restore_throttle," in restore
     start, read = (inspect.getsource(getattr(CHANNEL, f"_brpop_{n}")) for n in ("start", "read"))
     assert "self._queue_cycle.consume(len(self.active_queues))" in start
     assert "for pri in self.priority_steps\n                for queue in queues" in start

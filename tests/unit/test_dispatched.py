@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from select import PIPE_BUF
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -33,7 +32,6 @@ from celery_dlq.worker.dispatched import (
     has_crashed,
     is_closed,
     starts_here,
-    write_at_once,
 )
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -52,8 +50,9 @@ class Inner:
         self.outbound_buffer: list[Any] = []
         self._fileno_to_outq: dict[int, Any] = {}
 
-    def _put_back(self, job: Any) -> None:
-        self.outbound_buffer.append(job)
+    def on_partial_read(self, job: Any, _process: Any) -> None:
+        if not job.accepted():
+            self.outbound_buffer.append(job)
 
     def give(
         self, process: Process | None, *, writing: bool = False, pid: int | None = None
@@ -219,12 +218,18 @@ def test_a_closed_pool_is_known() -> None:
 
 
 def test_a_job_that_could_not_be_made_ready_is_forgotten() -> None:
-    """Otherwise a shutdown would wait for it; others stay."""
+    """Otherwise a shutdown would wait for it; others stay, also of the same task."""
     cache: dict[int, Any] = {}
-    for number, more in enumerate([{}, {"_payload": b"x"}]):
-        cache[number] = SimpleNamespace(correlation_id="a", **more)
-    drop_failed(SimpleNamespace(_pool=SimpleNamespace(_cache=cache)), "a")
-    assert list(cache) == [1]
+    pool = SimpleNamespace(_pool=SimpleNamespace(_cache=cache))
+    earlier, other, failed = (ApplyResult(cache, None, correlation_id=one) for one in "aba")
+    drop_failed(pool, "a")
+    assert [*cache.values()] == [earlier, other]
+    drop_failed(pool, "a")
+    other.discard()
+    earlier._write_to = Process()
+    drop_failed(pool, "a")
+    assert [*cache.values()] == [earlier]
+    assert not failed.ready()
     drop_failed(SimpleNamespace(_pool=None), "a")
 
 
@@ -479,24 +484,6 @@ def test_the_end_of_a_pipe_is_told_as_celery_tells_it(dead: Reading) -> None:
         next(reader)
     with pytest.raises(EOFError):
         next(dead.receive())
-
-
-@pytest.mark.parametrize(("size", "calls"), [(100, 1), (PIPE_BUF - 4, 1), (PIPE_BUF - 3, 2)])
-def test_a_job_is_written_by_one_call_if_a_pipe_takes_it_whole(size: int, calls: int) -> None:
-    """Else by two, as Celery does."""
-    length, body = struct.pack(">I", size), bytes(size)
-    job = SimpleNamespace(_payload=(memoryview(length), memoryview(body), size))
-    write_at_once(job)
-    first, second, left = job._payload
-    assert (bytes(first) + bytes(second), left) == (length + body, 0 if calls == 1 else size)
-    assert len(first) == (4 + size if calls == 1 else 4)
-
-
-def test_a_job_of_another_pool_is_left_alone() -> None:
-    """Those of threads have no payload."""
-    job = SimpleNamespace()
-    write_at_once(job)
-    assert vars(job) == {}
 
 
 @pytest.mark.parametrize(

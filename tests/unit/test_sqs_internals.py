@@ -49,7 +49,6 @@ def parameters(function: Any) -> list[str]:
         (CHANNEL, "_message_to_python", ["self", "message", "queue_name", "q_url"]),
         (CHANNEL, "_on_messages_ready", ["self", "queue", "qname", "messages"]),
         (CHANNEL, "_get_async", ["self", "queue", "count", "callback"]),
-        (CHANNEL, "_restore", ["self", "message", "unwanted_delivery_info"]),
         (CHANNEL, "basic_ack", ["self", "delivery_tag", "multiple"]),
         (CHANNEL, "canonical_queue_name", ["self", "queue_name"]),
         (CHANNEL, "entity_name", ["self", "name", "table"]),
@@ -77,8 +76,8 @@ def test_all_that_is_received_and_given_back_goes_through_the_overrides() -> Non
     consume = inspect.getsource(virtual.Channel.basic_consume)
     assert "self.qos.append(message, message.delivery_tag)" in consume
     assert "self.Message(raw_message, channel=self)" in consume
-    assert "self._restore(message)" in inspect.getsource(virtual.Channel._restore_at_beginning)
-    assert "restore = self.channel._restore" in inspect.getsource(virtual.QoS.restore_unacked)
+    assert "self.restore_unacked()" in inspect.getsource(virtual.QoS.restore_unacked_once)
+    assert "self.qos.reject(" in inspect.getsource(virtual.Channel.basic_reject)
     assert CHANNEL.queue_name_prefix is not None
     assert SQS.Transport.Channel is CHANNEL
     assert receiving().Channel.__mro__[1:3] == (ReceiptChannel, CHANNEL)  # type: ignore[attr-defined]
@@ -124,6 +123,9 @@ def test_a_deletion_reads_what_an_entry_keeps() -> None:
 class _Channel:
     def decode_body(self, body: str, encoding: str | None = None) -> Any:
         return body.encode()
+
+    def encode_body(self, body: bytes, encoding: str | None = None) -> Any:
+        return body.decode(), encoding
 
 
 def entry(text: str, **more: Any) -> SqsMessage:
@@ -239,6 +241,51 @@ def test_a_queue_is_found_by_its_whole_name_and_asked_for_once() -> None:
     assert not queue_exists(channel, "gone")
 
 
+def receiving_channel(receipts: Receipts) -> Any:
+    """A channel that was opened."""
+    receipts.timeouts[URL] = 30
+    transport: Any = receiving(receipts, 30)
+    channel = transport.Channel.__new__(transport.Channel)
+    client = SimpleNamespace(transport_options={})
+    channel.__dict__.update(closed=True, connection=SimpleNamespace(client=client))
+    channel.dlq_deleting, channel.dlq_delivered = {}, set()
+    channel.canonical_queue_name = str
+    channel._qos = channel.QoS(channel)
+    return channel
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_channel_that_closes_gives_back_what_it_delivered_but_for_tasks_at_work(
+    refused: bool,
+) -> None:
+    """Of another channel's messages it gives none back; what AWS refuses returns later."""
+    receipts, published = Receipts(), []
+    channel, other = receiving_channel(receipts), receiving_channel(receipts)
+
+    def put(queue: str, message: Any) -> None:
+        if refused:
+            raise ClientError({"Error": {"Code": "Throttling"}}, "SendMessage")
+        published.append((queue, message["headers"]))
+
+    channel._put, channel._lookup = put, lambda *_: ["orders"]
+    delivered = [entry(envelope(), ReceiptHandle=name) for name in ("acked", "works", "waits")]
+    for message in delivered:
+        channel._qos.append(message, message.delivery_tag)
+    foreign = entry(envelope(), ReceiptHandle="of another")
+    other._qos.append(foreign, foreign.delivery_tag)
+    channel._qos.ack("acked")
+    assert receipts.begin("works")
+
+    assert channel._qos.restore_unacked() == []
+
+    assert published == ([] if refused else [("orders", {"task": "shop.charge"})])
+    assert (receipts.is_own("works"), receipts.is_own("waits")) == (True, False)
+    assert receipts.still_holds("of another")
+    assert receipts.begin("of another")
+    assert receipts.hand_over("works", delete=True)
+    assert [*receipts.to_settle()] == ["works"]
+
+
 @pytest.mark.parametrize(
     "refusal",
     ["Throttling", "InternalError", "ServiceUnavailable", "RequestThrottled", "AccessDenied"],
@@ -246,19 +293,13 @@ def test_a_queue_is_found_by_its_whole_name_and_asked_for_once() -> None:
 def test_a_deletion_that_sqs_refuses_for_now_is_made_later(refusal: str) -> None:
     """The task has ended: left to kombu, its message would come back and run again."""
     receipts = Receipts()
-    receipts.timeouts[URL] = 30
-    transport: Any = receiving(receipts, 30)
-    channel = transport.Channel.__new__(transport.Channel)
-    client = SimpleNamespace(transport_options={})
-    channel.__dict__.update(closed=True, dlq_deleting={}, connection=SimpleNamespace(client=client))
+    channel = receiving_channel(receipts)
     refused = ClientError({"Error": {"Code": refusal, "Message": "later"}}, "DeleteMessage")
 
     def refuse(**_: Any) -> None:
         raise refused
 
     channel.sqs = lambda queue=None: SimpleNamespace(delete_message=refuse)  # noqa: ARG005
-    channel.canonical_queue_name = str
-    channel._qos = channel.QoS(channel)
     message = entry(envelope())
     channel._qos.append(message, message.delivery_tag)
 

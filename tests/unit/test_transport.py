@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu import Connection
+from kombu.asynchronous import Hub
 from kombu.transport.redis import Channel, Transport
+from kombu.utils.eventio import READ
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -486,7 +488,7 @@ def test_waits_for_acknowledgements_are_bounded(
 
 def test_a_socket_that_nobody_knows_is_ignored() -> None:
     """The event loop may report one that was closed in the same turn."""
-    assert ReliablePoller([]).on_readable(10_000) is None
+    assert ReliablePoller().handle_event(10_000, READ) is None
 
 
 @pytest.fixture
@@ -547,20 +549,85 @@ def test_what_was_fetched_for_a_consumer_that_is_gone_goes_back(
     assert not channel.dlq_leases.held
 
 
-def test_the_loop_is_given_a_socket_that_it_does_not_watch_yet(
-    full_worker: tuple[Any, ReliablePoller],
+@pytest.fixture
+def own_queue(redis_server: RedisServer) -> Iterator[tuple[Any, Leases, list[Any]]]:
+    """Give a connection that consumes a queue, what it holds, and what it receives."""
+    leases, received = Leases(60), []
+    transport = reliable(Transport, leases, lambda channel: leases.connected(broker_of(channel)))
+    connection = Connection(redis_server.url, transport_options={"unacked_restore_interval": 0.01})
+    connection.get_transport_cls = lambda: transport  # type: ignore[method-assign]
+    connection.default_channel.basic_consume("own", False, received.append, "c")
+    yield connection, leases, received
+    connection.release()
+    leases.close()
+
+
+def lost_by_a_plain_worker(redis_server: RedisServer, body: str) -> None:
+    """A message that a worker without leases took, and never acknowledged."""
+    with Connection(redis_server.url) as plain:
+        channel = plain.default_channel
+        channel.basic_publish(channel.prepare_message(body), "", "own")
+        message = channel.basic_get("own")
+        redis_server.client().zadd("unacked_index", {message.delivery_tag: 0})
+        channel.qos._delivered.clear()  # it was killed
+
+
+def test_in_an_event_loop_each_turn_fetches_and_kombu_waits_for_fanout_only(
+    own_queue: tuple[Any, Leases, list[Any]], redis_server: RedisServer
+) -> None:
+    """What dead plain workers held comes, too; a closed connection leaves nothing in the loop."""
+    connection, _, received = own_queue
+    hub, transport = Hub(), connection.transport
+    transport.register_with_event_loop(transport, hub)
+    lost_by_a_plain_worker(redis_server, "lost")
+    connection.default_channel.basic_publish(
+        connection.default_channel.prepare_message("new"), "", "own"
+    )
+    turns = hub.create_loop()
+    poll(lambda: next(turns) or len(received) == 2)
+    assert {one.body for one in received} == {b"lost", b"new"}
+    assert not transport.cycle.fds
+    connection.release()
+    assert not hub.readers
+    assert transport.cycle.turn not in hub.on_tick
+    hub.close()
+
+
+def test_the_loop_is_given_a_socket_of_kombus_that_it_does_not_watch_yet(
+    own_queue: tuple[Any, Leases, list[Any]],
 ) -> None:
     """A number may have been another socket's, which was closed: then its reader is another."""
-    _, poller = full_worker
-    (fileno,) = poller.fds
-    poller.loop, poller.on_ready = SimpleNamespace(readers={}), poller.on_readable
-    assert list(poller.fds) == [fileno]
-    poller.loop.readers[fileno] = (poller.on_readable, (fileno,))
-    assert list(poller.fds) == []
-    assert poller.fds  # kombu before 5.7 looks whether there is any when a connection ends
-    poller.loop.readers[fileno] = (print, (fileno,))
-    assert list(poller.fds) == [fileno]
-    poller.loop = None
+    connection, *_ = own_queue
+    channel, transport, hub = connection.default_channel, connection.transport, Hub()
+    channel.exchange_declare("told", "fanout")
+    channel.queue_declare("told")
+    channel.queue_bind("told", "told", "")
+    channel.basic_consume("told", True, print, "t")
+    transport.register_with_event_loop(transport, hub)
+    next(hub.create_loop())
+    (fileno,) = [fd for fd, (call, _) in hub.readers.items() if call == transport.on_readable]
+    assert list(transport.cycle.fds) == []
+    assert transport.cycle.fds  # kombu before 5.7 looks whether there is any
+    hub.readers[fileno] = (print, (fileno,))
+    assert list(transport.cycle.fds) == [fileno]
+    connection.release()
+    hub.close()
+
+
+def test_without_an_event_loop_what_dead_plain_workers_held_comes_too(
+    own_queue: tuple[Any, Leases, list[Any]], redis_server: RedisServer
+) -> None:
+    """At the tenth look of an idle worker, as with kombu alone."""
+    connection, _, received = own_queue
+    lost_by_a_plain_worker(redis_server, "lost")
+
+    def has_come() -> bool:
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        return bool(received)
+
+    poll(has_come)
+    assert received[0].body == b"lost"
 
 
 @pytest.fixture

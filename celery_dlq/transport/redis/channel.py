@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from threading import get_ident
 from typing import Any
@@ -60,7 +60,7 @@ class ReliableChannel(kombu_redis.Channel):
     QoS = ReliableQoS
     Message = EntryMessage
     dlq_leases: Leases
-    active_queues: Any = []  # noqa: RUF012 - kombu's property makes a list at each turn of the loop
+    active_queues = queues = ()  # the former for kombu, which would fetch from them
     _polling_logged = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,6 +76,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._track_after = 0.0
         super().__init__(*args, **kwargs)
         self._order = cycle_by_name(self.queue_order_strategy)()
+        self.connection.cycle.open.append(self)
 
     # -- fetching -----------------------------------------------------------------
 
@@ -97,23 +98,22 @@ class ReliableChannel(kombu_redis.Channel):
 
     def look_at_queues(self) -> None:
         """Fetch from other queues, if others are consumed now."""
-        if super().active_queues != self.active_queues:
+        if super().active_queues != self.queues:
             self._use_queues_of_now()
 
     def _use_queues_of_now(self) -> None:
-        self.active_queues = super().active_queues
-        self._order.update(self.active_queues)
+        self.queues = super().active_queues
+        self._order.update(self.queues)
         self._give_duty_up()
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
 
     def fetch(self) -> None:
         """Send a fetch if it is time for one; called at each turn of the loop."""
-        if self._sleeping or self.fetching is not None:
+        waits = self._sleeping or self.fetching is not None
+        if waits or not self.queues or not self.qos.can_consume():
             return
-        queues = tuple(self._order.consume(len(self.active_queues)))
-        if not queues:
-            return
+        queues = tuple(self._order.consume(len(self.queues)))
         plan = self._plans.get(queues)
         if plan is None:
             lists = len(queues) * len(self.priority_steps)
@@ -268,7 +268,7 @@ class ReliableChannel(kombu_redis.Channel):
     def _get_up(self) -> None:
         self.dlq_leases.waiting.pop(self, None)
         self._sleeping, self._woken, self._due = False, True, None
-        if self.active_queues and self.qos.can_consume():
+        if self.queues and self.qos.can_consume():
             self.fetch()
         else:
             self._give_duty_up()
@@ -388,6 +388,8 @@ class ReliableChannel(kombu_redis.Channel):
 
     def close(self) -> None:
         """Close; an entry whose reply is still on its way goes back to its list."""
+        if self.connection is not None and self in self.connection.cycle.open:
+            self.connection.cycle.open.remove(self)
         if self._own is not None and self.fetching is not None:
             tag, found, until = self.fetching[0], False, time.monotonic() + REPLY_SECONDS
             try:
@@ -451,33 +453,41 @@ class ReliableTransport(kombu_redis.Transport):
     Channel: Any
     dlq_connected: Callable[[Any], None]
     cycle: Any
-    _dlq_timer: Any = None
+    _dlq_ends: Any = ()  # of what the event loop calls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cycle = ReliablePoller(self.channels)
+        self.cycle = ReliablePoller()
 
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""
         connection = super().establish_connection()
-        channel = self.channels[-1]
+        channel = self.cycle.open[-1]
         self.dlq_connected(channel)
         channel.async_pool.disconnect()  # of its ping; closed later, it ends kombu 5.4's polling
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let the worker's event loop look now and then."""
-        self.cycle.loop, self.cycle.on_ready = loop, self.on_readable
-        leases = self.Channel.dlq_leases
+        """Fetch in each turn of the worker's event loop, and look now and then."""
+        leases, cycle = self.Channel.dlq_leases, self.cycle
         leases.loop_thread = get_ident()
-        self.cycle.send_acknowledgements = leases.send_acknowledgements
+        cycle.loop, cycle.on_ready = loop, self.on_readable
+        cycle.send_acknowledgements = leases.send_acknowledgements
         super().register_with_event_loop(connection, loop)
-        self._dlq_timer = loop.call_repeatedly(LOOK_SECONDS, self.cycle.tick)
+        loop.on_tick.add(cycle.turn)
+        # As kombu does, which knows the option since 5.7.
+        every = connection.client.transport_options.get("unacked_restore_interval", 0)
+        timers = (
+            (LOOK_SECONDS, cycle.tick),
+            (max(every, 0) or 10.0, cycle.restore_visible),
+        )
+        stops = (loop.call_repeatedly(*one).cancel for one in timers)
+        self._dlq_ends = *stops, partial(loop.on_tick.discard, cycle.turn)
 
     def close_connection(self, connection: Any) -> None:
         """Close, and stop looking."""
-        if self._dlq_timer is not None:
-            self._dlq_timer.cancel()
+        for end in self._dlq_ends:
+            end()
         super().close_connection(connection)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from queue import Empty
 from ssl import SSLWantReadError
 from typing import Any
 
@@ -169,65 +170,68 @@ class FetchConnection:
 
 
 class ReliablePoller(kombu_redis.MultiChannelPoller):
-    """Fetches by script while there are messages, else waits to be woken."""
+    """kombu's, which waits for fanout; beside it, channels fetch by script, or wait to be woken."""
 
     loop: Any = None  # The worker's event loop; `None` without one, e.g. in gevent
-    on_ready: Any = None  # What the loop calls when a socket can be read
+    on_ready: Any = None  # What the loop calls when a socket of kombu's can be read
     send_acknowledgements: Any = None  # What a turn of the loop ends with
 
-    def __init__(self, channels: Sequence[Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._open = channels  # those of the transport
+        self.open: list[Any] = []  # the transport's channels
         self._listening: dict[int, Any] = {}  # file number to the channel whose fetch reads there
 
-    def on_poll_start(self) -> None:
+    def turn(self) -> None:
         """Send a fetch if it is time for one, and what was acknowledged if none soon takes it."""
         try:
-            super().on_poll_start()
+            for channel in tuple(self.open):
+                channel.fetch()
         finally:
-            if self.send_acknowledgements and not any(one.fetching for one in self._open):
+            if self.send_acknowledgements and not any(one.fetching for one in self.open):
                 self.send_acknowledgements()
 
     @property
     def fds(self) -> Any:
-        """The sockets that the loop does not watch yet: kombu adds all again at each turn."""
-        fds = (*super().fds, *self._listening)
+        """Kombu's sockets that the loop does not watch yet: it adds all again at each turn."""
+        fds = super().fds
         if self.loop is None:
             return fds
         watched, call = self.loop.readers, self.on_ready
+        # Not an empty set: before 5.7 kombu looks whether there is any when a connection ends.
         return fds and (fd for fd in fds if watched.get(fd) != (call, (fd,)))
 
-    def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        channel.fetch()
-
-    def on_readable(self, fileno: int) -> Any:
-        """Call the channel whose socket can be read, whether it may consume or not."""
-        channel = self._listening.get(fileno)
-        if channel is not None:
-            return channel.read()
-        # kombu before 5.7 raises KeyError
-        return super().on_readable(fileno) if fileno in super().fds else None
+    def restore_visible(self) -> None:
+        """Restore what plain workers held, in every tenth call; the next repeats what fails."""
+        for channel in tuple(self.open):
+            if channel.queues:
+                calls = getattr(channel, "unacked_restore_throttle", 10)
+                with suppress(*channel.connection_errors):
+                    channel.qos.restore_visible(num=channel.unacked_restore_limit, interval=calls)
+                return
 
     def handle_event(self, fileno: int, event: int) -> Any:
-        """Call the channel; `get` goes on if no message was received."""
+        """Call the channel, without an event loop; `get` goes on if no message was received."""
         channel = self._listening.get(fileno)
         if channel is not None:
             return channel.read()
-        return super().handle_event(fileno, event) if fileno in super().fds else None
+        return super().handle_event(fileno, event) if fileno in self.fds else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Wait for an event, without an event loop."""
-        due = min((channel.tick() for channel in tuple(self._open)), default=LOOK_SECONDS)
+        due = self.tick()
+        self.turn()
         try:
             return super().get(callback, timeout=due if timeout is None else min(due, timeout))
+        except Empty:
+            self.restore_visible()
+            raise
         finally:
-            for channel in tuple(self._open):
+            for channel in tuple(self.open):
                 channel.look_at_queues()
 
-    def tick(self) -> None:
-        """Let all channels do what is due; called by the event loop's timer."""
-        for channel in tuple(self._open):
-            channel.tick()
+    def tick(self) -> float:
+        """Let all channels do what is due; return the seconds until the next call."""
+        return min((channel.tick() for channel in tuple(self.open)), default=LOOK_SECONDS)
 
     def listen(self, channel: Any, sock: Any) -> None:
         """Call the channel when the connection of its fetch can be read."""
@@ -235,7 +239,7 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         self._listening[fileno] = channel
         self.poller.register(sock, self.eventflags)
         if self.loop is not None:
-            self.loop.add_reader(fileno, self.on_ready, fileno)
+            self.loop.add_reader(fileno, channel.read)
 
     def unwatch(self, channel: Any) -> None:
         """Watch its socket no longer; it may be closed already."""

@@ -97,15 +97,18 @@ class ReceiptQoS(SQS.QoS):
             waits = self.channel.wait_time_seconds or 0
             url = entry.about["sqs_queue"]
             self._receipts.received(delivery_tag, entry.queue, url, entry.requested_at, waits)
+        self.channel.dlq_delivered.add(delivery_tag)
         super().append(message, delivery_tag)
 
     def ack(self, delivery_tag: Any) -> None:
         """Forget a message that is deleted."""
+        self.channel.dlq_delivered.discard(delivery_tag)
         self._receipts.drop_message(delivery_tag)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Give a message back, or leave it until its visibility timeout has passed."""
+        self.channel.dlq_delivered.discard(delivery_tag)
         receipt = self.channel.dlq_deleting.get(delivery_tag)
         if receipt is not None:  # kombu would let an executed message come back
             logger.warning("A message is deleted later: SQS refused for now")
@@ -118,11 +121,20 @@ class ReceiptQoS(SQS.QoS):
             # At its end: kombu has forgotten the receive count of what it gave back, kombu#1824.
             except (LookupError, TypeError, ClientError) as exc:
                 logger.warning("A message goes back without kombu's backoff_policy: %r", exc)
+                super().ack(delivery_tag)
 
     def restore_unacked(self) -> Any:
         """Give back what the channel delivered, but for tasks at work: they go on."""
-        self.channel.dlq_closes = True
-        return super().restore_unacked()
+        at_work = self._receipts.connection_closes(sorted(self.channel.dlq_delivered))
+        for tag in at_work:
+            super().ack(tag)  # kombu has no more to do with it
+        for tag in self.channel.dlq_delivered.difference(at_work):
+            self._receipts.released(tag)
+        self.channel.dlq_delivered.clear()
+        failed = super().restore_unacked()
+        for exc in (one[0] for one in failed if isinstance(one[0], ClientError)):
+            logger.warning("A message returns when its visibility timeout has passed: %s", exc)
+        return [one for one in failed if not isinstance(one[0], ClientError)]
 
 
 class ReceiptChannel(SQS.Channel):
@@ -133,12 +145,12 @@ class ReceiptChannel(SQS.Channel):
     dlq_leases: Receipts
     dlq_default_timeout: int
     dlq_deleting: dict[Any, Receipt]
-    dlq_closes = False  # what it delivered goes back, but for tasks at work
+    dlq_delivered: set[Any]  # the tags of what is not settled
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._requested_at: dict[str, float] = {}
         self._deleted_at_once: set[str] = set()  # queues that are consumed without acknowledgements
-        self.dlq_deleting = {}
+        self.dlq_deleting, self.dlq_delivered = {}, set()
         super().__init__(*args, **kwargs)
 
     @property
@@ -196,16 +208,6 @@ class ReceiptChannel(SQS.Channel):
         entry = SqsEntry(message, text, queue_name, q_url)
         entry.requested_at = self._requested_at.get(queue_name, entry.requested_at)
         return entry
-
-    def _restore(self, message: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.dlq_closes and self.dlq_leases.connection_closes([message.delivery_tag]):
-            return None
-        self.dlq_leases.released(message.delivery_tag)
-        try:
-            return super()._restore(message, *args, **kwargs)
-        except ClientError as exc:  # Celery would not expect it
-            logger.warning("A message returns when its visibility timeout has passed: %s", exc)
-            return None
 
     def basic_ack(self, delivery_tag: Any, multiple: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Delete a message, unless it went back to its queue before it started here."""

@@ -212,7 +212,7 @@ def run_job(kind: str, master: str, executors: str, letters: str, log_and_count:
     try:
         if kind == "make":
             make(spark, letters, int(count))
-            make(spark, letters + FIRST, LETTERS_A_FILE)
+            make(spark, letters + FIRST, min(int(count), LETTERS_A_FILE))
         else:
             ask(spark, letters, int(count), Path(log))
     finally:

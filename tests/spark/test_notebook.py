@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import planted
 import pytest
 from celery import _state
+from java import interpreted
 from servers import RedisServer
 from waiting import poll
 
@@ -85,8 +86,8 @@ def test_notebook_runs_on_letters_of_a_real_worker(
 
     export(shop, tmp_path, redis_server)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    # Each query runs once: not worth the thorough compiler's time.
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    for name, value in interpreted(tmp_path).items():
+        monkeypatch.setenv(name, value)
     notebook = jupytext.read(EXAMPLE / "triage.py")
     notebook.cells.append(nbformat.v4.new_code_cell(CHECK))
     resources = {"metadata": {"path": str(tmp_path)}}
@@ -123,13 +124,11 @@ def of_causes(count: int, causes: int) -> Iterator[dict[str, Any]]:
         (0, 1, 0),
         (3, 3, 0),
         (60, 1, 200),
-        (300, 14, None),
-        (300, 2, 200),
-        (100_000, 100_000, 300),
+        (300, 2, None),
+        (3_000, 3_000, 300),
     ],
     ids=[
-        *("no letters", "three letters", "one cause", "no successes", "two causes"),
-        "100,000 causes",
+        *("no letters", "three letters", "one cause", "two causes and no sample", "3,000 causes"),
     ],
 )
 def test_notebook_runs_on_any_export(

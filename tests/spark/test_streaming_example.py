@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from builders import a_letter, an_app, key_of
-from java import QUICK_JAVA
+from java import interpreted
 
 from celery_dlq import DeadLetters
 
@@ -60,7 +60,7 @@ def test_each_letter_is_in_the_lake_once(
         capture_output=True,
         text=True,
         timeout=180,
-        env={**os.environ, **QUICK_JAVA},
+        env={**os.environ, **interpreted(tmp_path)},
         check=False,
     )
 

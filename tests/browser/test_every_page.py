@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -55,66 +55,76 @@ def test_the_first_page_loads_without_a_complaint(
     assert sorted(shown) == ["mails-DLQ", "orders-DLQ", "reports-DLQ"]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width", "script"),
-    [("light", 1280, True), ("dark", 1280, False), ("light", 360, False), ("dark", 360, True)],
-)
+def has_keys(page: Any) -> bool:
+    """True if the keyboard reaches each region that scrolls, and its name is told."""
+    asked = "(all) => all.every((e) => e.tabIndex === 0 && e.getAttribute('aria-label'))"
+    return bool(page.locator(".scroll").evaluate_all(asked))
+
+
+def looks(page: Any) -> Iterator[str]:
+    """Each look of the open page, one after the other; nothing is loaded again."""
+    for width, scheme, colours in (
+        (320, "light", "none"),
+        (360, "dark", "none"),
+        (1280, "light", "active"),
+        (1280, "dark", "none"),
+    ):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme, forced_colors=colours)
+        yield f"{page.url}, {width}, {scheme}, forced colours: {colours}"
+
+
+SMALL = """() => [...document.querySelectorAll('button, .button, input, select, nav a')]
+    .filter((e) => e.offsetParent && e.type !== 'hidden')
+    .filter((e) => { const b = e.getBoundingClientRect();
+                     return Math.min(b.width, b.height) < (e.type === 'checkbox' ? 18 : 24); })
+    .map((e) => e.outerHTML.slice(0, 100))"""
+"""What is clicked and has less than 24 pixels in a direction, links in a text aside."""
+
+
+def check_look(page: Any) -> None:
+    """Tables scroll inside their region; nothing is small, animated or without its colour."""
+    for look in looks(page):
+        assert sideways(page) <= 0, look
+        assert has_keys(page), look
+        assert page.evaluate("() => document.getAnimations().length") == 0, look
+        bars = page.locator(".bars rect")
+        if "active" in look and bars.count():  # a reason's colour is what a bar says
+            assert bars.first.evaluate("(e) => getComputedStyle(e).fill") != "rgb(0, 0, 0)", look
+    assert page.evaluate(SMALL) == [], page.url
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["JavaScript", "none"])
 def test_every_page_is_accessible_and_changes_nothing(
     a_bad_day: str,
     context: Callable[..., Any],
     pages: Pages,
     client: redis.Redis,
     *,
-    scheme: str,
-    width: int,
     script: bool,
 ) -> None:
-    """Axe finds nothing serious; Redis holds the same as before."""
-    opened = context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    """Axe finds nothing serious, no page scrolls sideways; Redis holds the same as before."""
+    opened = context(reduced_motion="reduce")
     if not script:
         without_script(opened)
     opened.on("response", lambda answer: check_headers(answer.headers, answer.url))
     page = opened.new_page()
     before = store_of(client)
     seen, found = set(), []
+    desk, phone = {"width": 1280, "height": 900}, {"width": 360, "height": 900}
     for name, url, status in crawl(page, pages, f"/jobs/{a_bad_day}", "/find?q=nordic"):
         assert status == 200, url
         assert page.title()
         seen.add(name)
-        found += violations(page)
+        if script:
+            check_look(page)
+        for size, scheme in ((desk, ("dark", "light")[script]), (phone, ("light", "dark")[script])):
+            page.set_viewport_size(size)
+            page.emulate_media(color_scheme=scheme, forced_colors="none")
+            found += violations(page)
     assert found == []
     assert seen == BROWSED
     assert store_of(client) == before
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        {"viewport": {"width": 320, "height": 700}},
-        {"viewport": {"width": 360, "height": 700}, "color_scheme": "dark"},
-        {"viewport": {"width": 1280, "height": 800}, "forced_colors": "active"},
-        {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"},
-    ],
-    ids=["320", "360", "forced-colors", "reduced-motion"],
-)
-def test_no_page_scrolls_sideways(
-    a_bad_day: str, context: Callable[..., Any], pages: Pages, look: dict[str, Any]
-) -> None:
-    """Tables scroll inside their region, which the keyboard reaches; nothing is animated."""
-    page = context(**look).new_page()
-    for _, url, status in crawl(page, pages, f"/jobs/{a_bad_day}"):
-        assert status == 200
-        assert sideways(page) <= 0, url
-        regions = page.locator(".scroll")
-        for number in range(regions.count()):
-            assert regions.nth(number).get_attribute("tabindex") == "0"
-            assert regions.nth(number).get_attribute("aria-label")
-        if look.get("reduced_motion"):
-            assert page.evaluate("() => document.getAnimations().length") == 0
-        if look.get("forced_colors"):
-            bars = page.locator(".bars rect")
-            if bars.count():  # a reason's colour is what a bar says
-                assert bars.first.evaluate("(e) => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
 
 
 def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
@@ -190,17 +200,6 @@ def test_ids_and_tracebacks_are_copied_by_a_button(
     page.evaluate("() => { navigator.clipboard.writeText = () => { throw new Error(); }; }")
     page.get_by_role("button", name="Copy the id of the letter").click()
     assert page.get_by_label("Text to copy").input_value() == group.example_id
-
-
-def test_buttons_and_fields_are_large_enough(a_bad_day: str, page: Any, pages: Pages) -> None:
-    """What is clicked has 24 pixels in both directions, links in a text aside."""
-    small = """() => [...document.querySelectorAll('button, .button, input, select, nav a')]
-        .filter((e) => e.offsetParent && e.type !== 'hidden')
-        .filter((e) => { const b = e.getBoundingClientRect();
-                         return Math.min(b.width, b.height) < (e.type === 'checkbox' ? 18 : 24); })
-        .map((e) => e.outerHTML.slice(0, 100))"""
-    for _, url, _ in crawl(page, pages, f"/jobs/{a_bad_day}"):
-        assert page.evaluate(small) == [], url
 
 
 def test_answers_that_are_errors_have_the_same_headers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def shop(
     request: pytest.FixtureRequest, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[DeadLetters, list[int], str]]:
     """Three payments of which the large ones are held; what has run, and the hold."""
-    intervals.change(monkeypatch, tick=0.05)
+    intervals.change(monkeypatch, tick=0.05, hold_noticed=timedelta(seconds=1))
     broker = redis_url
     if request.param == "rabbitmq":
         server = request.getfixturevalue("rabbit_server")

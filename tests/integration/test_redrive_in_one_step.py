@@ -468,13 +468,13 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
     """Never both, never neither; and the next run does the rest."""
     url = f"{server.url.removesuffix('0')}{database}"
     store = make(dlq_url=url).store
-    sent = [letter.id for letter in put(store, 3000)]
+    sent = [letter.id for letter in put(store, 2000)]
     ends: list[int] = []
 
     def moves(process: subprocess.Popen[bytes]) -> None:
         poll(partial(_moves, process, store, store.length(DLQ)))
 
-    for end in ends_of(REDRIVES, server.url, url, wait=moves, kills=8, step_seconds=0.002):
+    for end in ends_of(REDRIVES, server.url, url, wait=moves, kills=6, step_seconds=0.002):
         ends.append(end)
         here = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
         assert went(client) + here == sent
@@ -484,7 +484,7 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
         assert there.hlen(Keys().claims(DLQ)) == 0
         assert there.zcard(Keys().groups(DLQ)) == 0
     (job,) = make(dlq_url=url).jobs()
-    assert job.counts["published"] == 3000
+    assert job.counts["published"] == 2000
 
 
 def test_what_survives_of_a_redrive_across_databases_is_whole() -> None:

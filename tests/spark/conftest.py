@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import key_of
+from builders import an_app, key_of
+from click.testing import CliRunner, Result
 from fresh import fresh_store
+from java import interpreted
 from servers import require
 
 from celery_dlq.letters.record import DeadLetter
@@ -32,15 +35,28 @@ def pyspark() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(pyspark: None) -> Iterator[SparkSession]:
+def spark(pyspark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give one session to all tests of a process: starting Java takes seconds."""
     from celery_dlq.spark.session import local_session
 
-    session = local_session("celery_dlq tests", quick=True)
+    with pytest.MonkeyPatch.context() as patched:
+        # Also the sessions that tests start on it.
+        for name, value in interpreted(tmp_path_factory.mktemp("spark")).items():
+            patched.setenv(name, value)
+        session = local_session("celery_dlq tests", quick=True)
     # A handful of letters needs one task.
     session.conf.set("spark.sql.shuffle.partitions", "1")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def triage_command(spark: SparkSession) -> Callable[..., Result]:
+    """Run ``dlq triage`` on the Spark of this process; `test_triage_memory` starts the command."""
+    from celery_dlq.cli.commands import dlq
+
+    parts = SimpleNamespace(app=an_app(), no_color=True)
+    return lambda *words: CliRunner().invoke(dlq, ["triage", *words], obj=parts)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from builders import a_letter
+from click.testing import Result
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.export.destination import Destination
@@ -276,23 +275,13 @@ def test_a_cause_is_compared_with_those_that_are_not_selected(
     assert sum(found.causes["ab12"].compared.values()) > 0
 
 
-@pytest.mark.usefixtures("pyspark")
-def test_the_command_has_the_filters(year: Path) -> None:
+def test_the_command_has_the_filters(triage_command: Callable[..., Result], year: Path) -> None:
     """A person asks about a day, a queue, a task."""
-    command = [sys.executable, "-m", "celery", "-b", "memory://", "dlq", "triage", str(year)]
     only = ["--since", "2026-03-29", "--until", "2026-03-30", "--queue", "007"]
-    done = subprocess.run(
-        [*command, *only, "--task", "shop.ship", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = triage_command(str(year), *only, "--task", "shop.ship", "--json")
+    assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["letters"], found["queues"], found["causes"]) == (24, ["007"], 1)
-    none = subprocess.run(
-        [*command, "--queue", "nobody"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert none.returncode == 1
+    none = triage_command(str(year), "--queue", "nobody")
+    assert none.exit_code == 1
     assert none.stderr.strip().endswith("to hold letters with these filters, got none")

@@ -25,12 +25,12 @@ import os
 from celery_dlq.spark.session import find_java, local_session
 theirs = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")  # PySpark sets these itself
 before = {name: value for name, value in os.environ.items() if name not in theirs}
-session = local_session()
+session = local_session(quick=True)
 print(session.range(3).count(), session.conf.get("spark.sql.session.timeZone"))
 after = {name: value for name, value in os.environ.items() if name not in theirs}
 print(find_java() is None, after == before)
 session.stop()
-again = local_session()
+again = local_session(quick=True)
 print(again.range(4).count())
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("pyspark")
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
-DAYS, OF_A_DAY = 60, 30
+DAYS, OF_A_DAY = 12, 30
 QUEUES = ("orders:ü+x DLQ", "007")
 TENANT = "only-the-bad-one"
 
@@ -73,7 +73,7 @@ def write(folder: Path, queue: str, day: int, number: int = 0, letters: int = OF
 
 @pytest.fixture(scope="module")
 def months(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give sixty days of two queues."""
+    """Give days of two queues, more than the fewest that have summaries."""
     folder = tmp_path_factory.mktemp("summaries") / "letters"
     for queue in QUEUES:
         for day in range(DAYS):
@@ -102,6 +102,12 @@ def told(found: Findings) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, months: Path) -> dict[str, Any]:
+    """Ask without summaries."""
+    return told(plain(spark, months))
+
+
 def unreadable(folder: Path, *but: Path) -> Iterator[Path]:
     """Make files fail that are opened, with the names, sizes and times that they had."""
     for file in folder.glob("dlq=*/day=*/*.parquet"):
@@ -119,10 +125,9 @@ def summaries(folder: Path) -> dict[str, int]:
 
 
 def test_the_second_triage_opens_summaries_and_the_new_day(
-    spark: SparkSession, folder: Path
+    spark: SparkSession, folder: Path, expected: dict[str, Any]
 ) -> None:
-    """It says the same, of sixty days of which all files but the last day's would fail."""
-    expected = told(plain(spark, folder))
+    """It says the same, of days of which all files but the last day's would fail."""
     assert told(findings(folder, spark, summaries=True)) == expected
     assert TENANT in str(expected["causes"])
     kept = summaries(folder)
@@ -131,14 +136,14 @@ def test_the_second_triage_opens_summaries_and_the_new_day(
     assert len(list(unreadable(folder, *last))) == len(QUEUES) * (DAYS - 1)
     assert told(findings(folder, spark, summaries=True)) == expected
     assert summaries(folder) == kept
-    new = findings(folder, spark, selection=Selection(queue="007"), summaries=True)
-    assert new.triage.letters == DAYS * OF_A_DAY
-    assert new.triage.queues == ("007",)
+    new = triage(folder, spark, selection=Selection(queue="007"), summaries=True)
+    assert new.letters == DAYS * OF_A_DAY
+    assert new.queues == ("007",)
 
 
 def test_new_changed_and_removed_files_are_seen(spark: SparkSession, folder: Path) -> None:
     """The summaries of their days are made anew, and those of no others; what is gone is gone."""
-    findings(folder, spark, summaries=True)
+    triage(folder, spark, summaries=True)
     before = summaries(folder)
     write(folder, QUEUES[0], 3, number=7, letters=5)  # new
     write(folder, QUEUES[0], 4, letters=11)  # changed
@@ -156,12 +161,15 @@ def test_new_changed_and_removed_files_are_seen(spark: SparkSession, folder: Pat
 
 
 def test_a_folder_that_cannot_be_written_is_read_without(
-    spark: SparkSession, folder: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    folder: Path,
+    expected: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It says so in one line, and tells the same."""
     (folder / "_celery_dlq").write_text("no folder")
     with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
-        assert told(findings(folder, spark, summaries=True)) == told(plain(spark, folder))
+        assert told(findings(folder, spark, summaries=True)) == expected
     lines = [one.getMessage() for one in caplog.records if "without summaries" in one.getMessage()]
     assert len(lines) == 1
     assert "\n" not in lines[0]

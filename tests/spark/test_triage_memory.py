@@ -14,7 +14,7 @@ from typing import Any
 import planted
 import pytest
 
-LETTERS, LARGE, MEGABYTES = 100_000, 100, 5
+LETTERS, LARGE, MEGABYTES = 20_000, 100, 5
 MOST_MEGABYTES = 1_300
 """Of the largest process, Java; docs/how-to/triage.md states it."""
 
@@ -28,7 +28,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, file=sys.s
 
 
 def large_ones_among() -> Iterator[dict[str, Any]]:
-    """One letter of a thousand has 5 MB of arguments and as large a body; their prices differ."""
+    """One letter of two hundred has 5 MB of arguments and as large a body; their prices differ."""
     noise = os.urandom(MEGABYTES * 512 * 1024).hex()
     for number, letter in enumerate(islice(planted.letters(LETTERS + 100), LETTERS)):
         if number % (LETTERS // LARGE):
@@ -56,7 +56,7 @@ def write(rows: Iterator[dict[str, Any]], folder: Path) -> Path:
 
 @pytest.mark.usefixtures("pyspark")
 def test_letters_of_megabytes_among_many_take_no_more_memory(tmp_path: Path) -> None:
-    """A hundred letters of 5 MB among 100,000: all are counted, and large arguments left out."""
+    """A hundred letters of 5 MB among 20,000: all are counted, and large arguments left out."""
     folder = write(large_ones_among(), tmp_path / "letters")
     command = [sys.executable, "-m", "celery", "-b", "memory://", "dlq", "triage", str(folder)]
     done = subprocess.run(

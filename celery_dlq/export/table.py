@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
@@ -229,11 +229,12 @@ def _following_columns(names: Sequence[bytes], values: Any, rows: int) -> dict[b
 
 def _bytes_array(values: Sequence[bytes]) -> Any:
     """An array of bytes; `pyarrow.array` would import pandas, and read each value twice."""
-    ends = list(accumulate(map(len, values), initial=0))
-    if ends[-1] > _MAX_COLUMN_BYTES:
-        raise ValueError(f"a column of {ends[-1]:,} bytes is larger than 2 GiB")
-    bounds, text = (pa.py_buffer(some) for some in (array("i", ends), b"".join(values)))
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
+    text = b"".join(values)
+    if len(text) > _MAX_COLUMN_BYTES:
+        raise ValueError(f"a column of {len(text):,} bytes is larger than 2 GiB")
+    bounds = pc.cumulative_sum(_integer_array(array("i", [0, *map(len, values)])))
+    buffers = [None, bounds.buffers()[1], pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def _cut_places(found: dict[bytes, Any], places: Sequence[tuple[bytes, bytes]], rows: int) -> None:

@@ -186,6 +186,7 @@ def export(options: Facts) -> Facts:
     import celery_dlq.export.exporter  # noqa: F401 - not what is measured
 
     pa.array([""])  # nor that the first array imports pandas, half a second, where it is installed
+    ready_for_many()  # as the command does
     with _dead_letters(options["url"]) as dlq, _folder(options) as folder:
         reports: list[ExportReport] = []
         place = Path(folder) / "letters"

@@ -32,6 +32,7 @@ A, F, H, S and [ are plain. ``schema_version`` (@), ``task_name`` (C), ``descrip
 (\) the 22 bytes at 1 of the body. The ``traceback`` (R) is compressed, and the
 ``exception_message`` (Q) equals the description.
 
+Up to `_FIXED_CODES_BYTES` are deflated by fixed codes, which an export inflates in half the time.
 The body is never compressed. Headers and properties, which a redrive needs too, are compressed only
 if the letter would take more than `_MAX_MEMORY_RATIO` times the memory of its message.
 `celery_dlq.letters.packed` reads entries.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from functools import partial, reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import ExportError
@@ -198,10 +198,6 @@ class ExportedLetters:
         """The position and fields of one letter."""
         return next(self.named(dead_letter_queue, [letter_id]), None)
 
-    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first of the given queues that has a letter."""
-        return next((one for one in dead_letter_queues if self.entry(one, letter_id)), None)
-
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
@@ -362,6 +358,10 @@ class ExportedGroups:
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """The group of a fingerprint."""
         return self._all(dead_letter_queue).get(fingerprint)
+
+    def holders(self, names: Sequence[str], letter_id: str) -> list[str]:
+        """The first of the given queues that has a letter: to ask all would read all files."""
+        return [*islice((one for one in names if self._letters.entry(one, letter_id)), 1)]
 
     def _all(self, queue: str) -> dict[str, Group]:
         if queue not in self._found:

@@ -280,11 +280,12 @@ class Reading:
     ) -> tuple[list[Group], int]:
         """The first groups that have a text in what names them, and how many were searched."""
         ranked, searched, found = list[str](), 0, list[Group]()
-        until, text = time.monotonic() + seconds, text.casefold()
+        until, text = 0.0, text.casefold()
         for limit in (_SEARCHED_AT_ONCE, _MOST_NAMED):  # A text that many have needs few names
             if len(found) >= most or searched < len(ranked):
                 break
             ranked += self._ranked(queue, by, state, len(ranked), limit - len(ranked))
+            until = until or time.monotonic() + seconds
             while searched < len(ranked) and len(found) < most and time.monotonic() < until:
                 some = ranked[searched : searched + _SEARCHED_AT_ONCE]
                 names = self._store.overviews.with_text(queue, some, text)

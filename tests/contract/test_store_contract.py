@@ -199,7 +199,7 @@ def test_the_queue_of_a_letter_is_found(store: Letters) -> None:
     ((position, _fields),) = next(store.fields("mail-DLQ", after=None, until=None, page_size=5))
     holders = store.overviews.holders
     assert holders([DLQ, "nowhere", "mail-DLQ"], letter.id) == ["mail-DLQ"]
-    assert holders([DLQ, "mail-DLQ"], position) == ["mail-DLQ"]
+    assert "mail-DLQ" in holders([DLQ, "mail-DLQ"], position)  # two may have one position
     assert holders([DLQ], letter.id) == holders([], letter.id) == []
 
 

@@ -254,7 +254,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "Connection._sock Connection.connection_class Connection._connect",
             "transport/redis/wake.py transport/redis/channel.py transport/redis/broker.py "
-            "store/pipelined.py store/connect.py",
+            "store/pipelined.py store/connect.py store/failover.py",
             "redis-py's connections: messages that are no replies; replies that are read later, "
             "of commands that `os.writev` wrote, which saves a system call; a list of servers for"
             " a failover.",

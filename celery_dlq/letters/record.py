@@ -422,9 +422,7 @@ class DeadLetter:
         Kind.HISTORY, "Its deliveries, oldest first; capped.", COMPRESSED, default=()
     )
     exchange: str = _text("Exchange that it was published to.", REPEATS, default="")
-    routing_key: str = _text(
-        "Routing key that it was published with.", REPEATS, same_as="source_queue", default=""
-    )
+    routing_key: str = _text("Its routing key.", REPEATS, same_as="source_queue", default="")
     content_type: str = _text("The body's type: ``application/json``.", REPEATS | SENT, default="")
     content_encoding: str = _text("The body's encoding: ``utf-8``.", REPEATS | SENT, default="")
     headers: str = _json("All headers of the message.", MESSAGE, default="{}")

@@ -46,6 +46,8 @@ from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
 
+_RUN = Run()
+
 MAX_SUSPECT_WAIT_SECONDS = 30.0
 """Longest wait of one suspect (its last delivery vanished) for another that runs here."""
 
@@ -98,11 +100,16 @@ class Starts:
     def decide(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Verdict:
         """Count a start and decide whether it may happen."""
         in_flight.charged = False
+        exceeds = exceeds_retries(policy, in_flight.key.retries)
+        if in_flight.first and not exceeds:  # it has no past by which to decide
+            in_flight.charged = True  # if not counted now, it is when its end is recorded
+            if not self._counter.count_first(in_flight.key, in_flight.delivery):
+                self._note_uncounted(in_flight)
+            return _RUN
         start = Start(retries=in_flight.key.retries)
-        asks = not (in_flight.first or exceeds_retries(policy, start.retries))
         # Thread pools must not start two suspects at once either.
-        with self._one_at_a_time if asks else nullcontext():
-            if asks:
+        with nullcontext() if exceeds else self._one_at_a_time:
+            if not exceeds:
                 try:
                     start = self._count_again(policy, in_flight, request)
                 except Exception:
@@ -115,16 +122,17 @@ class Starts:
                 in_flight.due_at = time.monotonic() + verdict.seconds
             if isinstance(verdict, Run) and start.status is not None and in_flight.suspect:
                 self._suspect = ref(request)
-        if not isinstance(verdict, Run) or start.status is not None:
-            return verdict
-        in_flight.charged = True  # if not counted now, it is when its end is recorded
-        if not (in_flight.first and self._counter.count_first(in_flight.key, in_flight.delivery)):
-            self._known[in_flight.key] = self._known.get(in_flight.key, 0) + 1
-            self._counts.count(UNCOUNTED, in_flight.resolved.queue)
-            self._counts.count(STORE_ERRORS, "count")
-            if not in_flight.first:
-                logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
+        if isinstance(verdict, Run) and start.status is None:
+            in_flight.charged = True
+            self._note_uncounted(in_flight)
+            logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
         return verdict
+
+    def _note_uncounted(self, in_flight: InFlight) -> None:
+        """Note a start that runs though the store did not count it."""
+        self._known[in_flight.key] = self._known.get(in_flight.key, 0) + 1
+        self._counts.count(UNCOUNTED, in_flight.resolved.queue)
+        self._counts.count(STORE_ERRORS, "count")
 
     def _count_again(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
         """Count a message that was, or may have been, delivered before; the facts about it."""

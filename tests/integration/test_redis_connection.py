@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,10 +47,12 @@ class Parts:
         self._timeout = timeout_seconds
         self._open = ExitStack()
 
-    def connection(self, **options: Any) -> PipelinedConnection:
+    def connection(self, *, keep_gil: bool = False, **options: Any) -> PipelinedConnection:
         """A wire that knows the counter's scripts."""
         client = connect(self.url, self._timeout, retries=0)
         connection = PipelinedConnection(client, self.url, **options)
+        if keep_gil:
+            connection.keep_gil()
         self._open.callback(connection.close)
         return connection
 
@@ -157,9 +160,12 @@ def cut(server: RedisServer) -> None:
             client.client_kill_filter(_id=connection["id"])
 
 
-def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisServer) -> None:
+@pytest.mark.parametrize("keep_gil", [False, True])
+def test_a_connection_that_was_closed_costs_no_count(
+    own: Parts, server: RedisServer, keep_gil: bool
+) -> None:
     """Neither a start that is only written nor one that is waited for; none counts twice."""
-    connection = own.connection()
+    connection = own.connection(keep_gil=keep_gil)
     counter, keys = own.counter(connection), [a_key() for _ in range(6)]
     for key in keys:
         assert counter.count_first(key, a_delivery())
@@ -447,9 +453,13 @@ def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -
     assert len(counter.history(key)) == 5
 
 
-def test_a_hanging_redis_does_not_hold_up_unawaited_counts(own: Parts, server: RedisServer) -> None:
+@pytest.mark.parametrize("keep_gil", [False, True])
+def test_a_hanging_redis_does_not_hold_up_unawaited_counts(
+    own: Parts, server: RedisServer, keep_gil: bool
+) -> None:
     """Healthy tasks wait at most once, whatever the number of starts."""
-    counter = own.counter(own.connection(breaker=OutageBackoff(pause_seconds=600.0)))
+    breaker = OutageBackoff(pause_seconds=600.0)
+    counter = own.counter(own.connection(keep_gil=keep_gil, breaker=breaker))
     counter.count_delivery(a_key(), a_delivery(), None)
     server.pause()
     began = time.monotonic()
@@ -567,9 +577,12 @@ def test_clean_ups_ride_along_with_starts(parts: Parts, redis_server: RedisServe
     assert redis_server.client().keys() == [KEYS.workers(DLQ).encode()]
 
 
-def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServer) -> None:
+@pytest.mark.parametrize("keep_gil", [False, True])
+def test_counts_of_many_threads_are_exact(
+    parts: Parts, redis_server: RedisServer, keep_gil: bool
+) -> None:
     """A pool of threads shares one wire; awaited and unawaited writes are mixed."""
-    connection = parts.connection()
+    connection = parts.connection(keep_gil=keep_gil)
     counter, failures = parts.counter(connection), []
     keys = [[a_key() for _ in range(250)] for _ in range(8)]
 
@@ -595,6 +608,33 @@ def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServe
     assert connection.errors == 0
 
 
+def test_a_start_in_a_pool_of_threads_lets_no_other_thread_go_first(parts: Parts) -> None:
+    """It would find the connection's lock taken, and each of both would wake the other up."""
+    connection = parts.connection(keep_gil=True)
+    connection.send_unanswered([("PING",)])
+    turns, over = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    other, interval = threading.Thread(target=take_turns), sys.getswitchinterval()
+    other.start()
+    sys.setswitchinterval(60)  # then only who lets go of Python's lock by itself loses it
+    try:
+        time.sleep(0)
+        before = turns[0]
+        sent = [connection.send_unanswered([("PING",)]) for _ in range(200)]
+        after = turns[0]
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        other.join()
+    assert all(sent)
+    assert after == before
+
+
 def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
     own: Parts, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -616,15 +656,16 @@ def test_that_redis_takes_no_writes_is_seen_with_the_next_flush(
     assert (count_of(server, keys[0]), connection.errors) == (1, 5)
 
 
+@pytest.mark.parametrize("keep_gil", [False, True])
 def test_what_was_written_arrives_though_its_process_dies_at_once(
-    own: Parts, server: RedisServer
+    own: Parts, server: RedisServer, keep_gil: bool
 ) -> None:
     """Redis lets go of a client to which it cannot write; so it has nothing to write to it."""
     keys = [a_key() for _ in range(28)]
     (used, says_used), (stopped, says_stopped) = os.pipe(), os.pipe()
     process = os.fork()
     if process == 0:
-        counter = own.counter()
+        counter = own.counter(own.connection(keep_gil=keep_gil))
         for key in (a_key(), a_key()):  # a connection that has been used
             counter.count_first(key, a_delivery())
             counter.record_end(key, an_ended_delivery())

@@ -88,29 +88,6 @@ def commands_of(repetitions: Sequence[Repetition]) -> list[Command]:
     return [one() if callable(one) else one for one in repetitions]
 
 
-def _write(fd: int, data: bytes) -> int:
-    return os.writev(fd, [data])
-
-
-def _writer_that_keeps_the_gil() -> Callable[[int, bytes], int]:
-    """Return `_write` as a function of C that Python calls without releasing its lock.
-
-    It does not wait for the socket either: what it cannot write is left to `_write`.
-
-    Source: https://docs.python.org/3/library/ctypes.html#ctypes.PyDLL
-    """
-    from ctypes import PyDLL, c_char_p, c_int, c_size_t, c_ssize_t  # noqa: PLC0415 - in pools of threads only
-
-    send = PyDLL(None).send
-    send.argtypes, send.restype = [c_int, c_char_p, c_size_t, c_int], c_ssize_t
-
-    def write(fd: int, data: bytes) -> int:
-        sent = int(send(fd, data, len(data), socket.MSG_DONTWAIT))
-        return sent if sent >= 0 else _write(fd, data)
-
-    return write
-
-
 class PipelinedConnection:
     """One connection on which commands are written, most of them without a reply.
 
@@ -132,6 +109,7 @@ class PipelinedConnection:
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
     _question: Command = ("PING",)  # asked for the reply alone
+    writev: Callable[..., int] = staticmethod(os.writev)  # pools of threads have one of their own
 
     def __init__(
         self,
@@ -153,16 +131,7 @@ class PipelinedConnection:
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
         self._alone_until = self._replicated_until = 0.0
-        self._write: Callable[[int, bytes], int] = _write
         self.errors = 0
-
-    def keep_gil(self) -> None:
-        """Write without letting another thread go first.
-
-        In a pool of threads, the others would take their turn with every start, to wait for this
-        connection's lock.
-        """
-        self._write = _writer_that_keeps_the_gil()
 
     def send_unanswered(
         self, commands: Sequence[Command], again: Sequence[Repetition] = (), *, keep: bool = False
@@ -402,19 +371,18 @@ class PipelinedConnection:
             self.skips_replies = self._may_skip_replies()
         # Like redis-py, without its checks of each argument: these are all our own.
         before = b"" if reply or not self.skips_replies else _NO_REPLY_PACKED
-        packed = b"".join([before + pack_command(one) for one in commands])
-        rest: bytes | memoryview = packed
+        packed: bytes | memoryview = b"".join([before + pack_command(one) for one in commands])
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
             # operating system, and in gevent several. It does not block, so just write. Not with
             # os.write: eventlet's own waits for ever if the other side has closed the connection.
             with suppress(BlockingIOError):
-                sent = self._write(sock.fileno(), packed)
+                sent = self.writev(sock.fileno(), [packed])
                 if sent == len(packed):
                     return
-                rest = memoryview(packed)[sent:]
-        self._connection.send_packed_command([rest], check_health=False)
+                packed = memoryview(packed)[sent:]
+        self._connection.send_packed_command([packed], check_health=False)
 
     def _may_skip_replies(self) -> bool:
         """True if ``CLIENT REPLY`` is allowed; in Redis 6 it is not to users without @admin."""

@@ -60,7 +60,9 @@ class GuardStep(bootsteps.StartStopStep):
         except DLQError as exc:
             refuse_to_start(exc)
         if worker.pool_cls.__module__ == "celery.concurrency.thread":
-            self.guard.counter.connection.keep_gil()
+            from celery_dlq.store.without_switch import writev  # noqa: PLC0415 - in this pool only
+
+            self.guard.counter.connection.writev = writev
         worker.dead_letter_guard = self.guard
         worker.dead_letter_tasks = TaskGuard(self.guard, kind_of_request(worker.pool_cls))
         worker.dead_letter_tasks(worker.app)

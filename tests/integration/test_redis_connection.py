@@ -32,6 +32,7 @@ from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import OutageBackoff, PipelinedConnection
 from celery_dlq.store.store import Store
 from celery_dlq.store.stream import ReadAhead
+from celery_dlq.store.without_switch import writev
 from celery_dlq.store.worker_records import CountStatus, MessageKey
 
 KEYS = Keys()
@@ -52,7 +53,7 @@ class Parts:
         client = connect(self.url, self._timeout, retries=0)
         connection = PipelinedConnection(client, self.url, **options)
         if keep_gil:
-            connection.keep_gil()
+            connection.writev = writev
         self._open.callback(connection.close)
         return connection
 

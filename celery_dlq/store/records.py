@@ -198,9 +198,13 @@ class Group:
 
     @property
     def is_growing(self) -> bool:
-        """True if the last hour has half as many again as the hours of the day before it."""
+        """True if the last hour has half as many again as the hours of the day before it.
+
+        Not without letters: then it is mended, and not red.
+        """
         before = self.course[:-2]
-        return self.last_hour > _GROWING * sum(before) / max(1, len(before))
+        usual = sum(before) / max(1, len(before))
+        return self.letters > 0 and self.last_hour > _GROWING * usual
 
     def release_with_fix(self, live: Iterable[str]) -> str:
         """The release of all live workers, if no letter is from it; else empty."""

@@ -16,6 +16,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.errors import NotFound
 from celery_dlq.features.exchange.publisher import Outbox
 from celery_dlq.features.prometheus.exporter import Exporter
+from celery_dlq.features.trends import growth
 from celery_dlq.web.http import User
 
 QUEUES = 350
@@ -38,12 +39,13 @@ def shop(redis_server: Any) -> Iterator[DeadLetters]:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each write to Redis, as redis-py does it."""
+    """One for each write to Redis, as redis-py does it, but for those that open a connection."""
     sent: list[int] = []
     real = redis.connection.Connection.send_packed_command
 
     def counted(self: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
-        sent.append(1)
+        if not re.match(rb"\*\d+\r\n\$\d+\r\n(CLIENT|HELLO|SELECT)\r\n", b"".join(command)):
+            sent.append(1)
         return real(self, command, *args, **kwargs)
 
     monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counted)
@@ -84,12 +86,11 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
 
 
 def test_the_overview_of_two_thousand_queues_asks_in_a_few_writes(
-    redis_server: Any, writes: list[int]
+    redis_server: Any, writes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where Redis is 10 ms away, eighty writes were most of a second; the rest is found by name.
-
-    Of those of the first page, the ones that say which causes grow end after 20 ms.
-    """
+    """Where Redis is 10 ms away, eighty writes were most of a second; the rest is found by name."""
+    # How much it compares within its 20 ms depends on the machine: all that it ever does.
+    monkeypatch.setattr(growth, "SECONDS", 60.0)
     url = f"{redis_server.url.rpartition('/')[0]}/1"  # beside the other queues
     app = Celery("bazaar", broker=url, set_as_current=False)
     app.conf.dlq_queues = {"*": {}}
@@ -108,7 +109,7 @@ def test_the_overview_of_two_thousand_queues_asks_in_a_few_writes(
         assert len(writes) <= most
         return re.findall(r">(q\d+-DLQ)</a>", answer.body.decode())
 
-    pages = [shown("", 48), shown("page=2", 36), shown("page=10", 36)]
+    pages = [shown("", 36), shown("page=2", 36), shown("page=10", 36)]
     assert [*map(len, pages)] == [100, 100, 100]
     assert pages[0][0] == "q1234-DLQ", "the one with the most letters of the last hour is first"
     assert not {*pages[0]} & {*pages[1]}

@@ -272,17 +272,18 @@ def test_the_row_of_a_cause_has_its_largest_tenant_and_its_last_note(
 
 
 def test_red_is_only_what_grows() -> None:
-    """As much an hour as all day long is the usual."""
+    """As much an hour as all day long is the usual; what has no letters any more is mended."""
     steady = [10] * 24
-    times = {"first_seen_at": NOW, "last_seen_at": NOW}
-    one = {"fingerprint": GROUP, "letters": 9, "task_name": "", "reason": "", "example_id": ""}
-    for course, last_hour, grows in (
-        (steady, 12, False),
-        (steady, 16, True),
-        ([0] * 23 + [1], 1, True),
-        (steady, 0, False),
+    times = {"first_seen_at": NOW, "last_seen_at": NOW, "exception_type": None}
+    one = {"fingerprint": GROUP, "task_name": "", "reason": "", "example_id": "", **times}
+    for letters, course, last_hour, grows in (
+        (9, steady, 12, False),
+        (9, steady, 16, True),
+        (9, [0] * 23 + [1], 1, True),
+        (9, steady, 0, False),
+        (0, steady, 16, False),
     ):
-        group = Group(course=course, last_hour=last_hour, exception_type=None, **one, **times)
+        group = Group(letters=letters, course=course, last_hour=last_hour, **one)
         assert group.is_growing is grows
 
 

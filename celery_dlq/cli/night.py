@@ -217,11 +217,11 @@ def _next_commands(in_force: InForce, causes: Sequence[Incident], of: Incidents)
         return
     first = loud[0]
     task, digits = first.group.task_name, first.group.digits
-    held = [one for one in in_force.held if task and one.hold.covers(task, one.hold.queue)]
+    held = [one for one in in_force.held if task and first.is_held_by(one.hold)]
     if first.group.example_id:
         yield f"show {first.group.example_id[:8]}"
     if held and held[0].hold.circuit is None:
         yield f"release {held[0].hold.id}"
     elif task and not held:
         yield hold_command(task, first.conditions, digits)
-    yield of.canary_command(first)
+    yield of.canary_command(first.dead_letter_queue, first.group)

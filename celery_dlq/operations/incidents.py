@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter
@@ -16,6 +17,7 @@ from celery_dlq.registry import features
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.store.holds import Hold
     from celery_dlq.store.records import Group, QueueSummary
 
 _MOST_QUEUES, _MOST_CAUSES = 20, 20  # queues that are looked at; of each the newest causes
@@ -55,6 +57,21 @@ class Incident:
     pace: str = ""
     remark: str = ""
 
+    @property
+    def held_task(self) -> str:
+        """Its task for `DeadLetters.hold`: no sign in its name makes it a pattern."""
+        return escape(self.group.task_name)
+
+    def is_held_by(self, hold: Hold) -> bool:
+        """True if a hold has its messages: not one of another queue, or of another tenant.
+
+        A circuit breaker has those of its queue, which may be this one's.
+        """
+        of_all = hold.queue == "*" and hold.where in ((), self.conditions)
+        has_all = hold.circuit is not None or of_all
+        named = names_cause(hold.reason, self.group)
+        return hold.covers(self.group.task_name, hold.queue) and (has_all or named)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; of the group what names it."""
         group = self.group
@@ -79,8 +96,12 @@ def on_queue(command: str, queue: str, options: str) -> str:
 def hold_command(task: str, conditions: Iterable[str], digits: str) -> str:
     """The command that holds a task whose messages meet conditions; its name is no pattern."""
     only = "".join(f" --where {shlex.quote(one)}" for one in conditions)
-    name = shlex.quote(task.replace("*", "[*]"))
-    return f"hold --task {name}{only} --reason 'cause {digits}'"
+    return f"hold --task {shlex.quote(escape(task))}{only} --reason 'cause {digits}'"
+
+
+def names_cause(reason: str, group: Group) -> bool:
+    """True for the reason that `hold_command` and the pages give to a hold of this cause."""
+    return reason.partition(":")[0] == f"cause {group.digits}"
 
 
 def message_of(letter: DeadLetter | None) -> str:
@@ -107,15 +128,19 @@ class Incidents:
         Looks at the newest causes of the busiest queues. Those that are muted or resolved come
         last.
         """
+        return [
+            self.of_cause(queue, group, self.example_of(queue, group))
+            for queue, group in self.causes()[:limit]
+        ]
+
+    def causes(self) -> list[tuple[str, Group]]:
+        """All that `incidents` chooses from, in its order, each with its queue."""
         found: list[tuple[str, Group]] = []
         for queue in self.busiest():
             groups = self._reading.groups(queue.name, by="newest", limit=_MOST_CAUSES)
             found += [(queue.name, group) for group in groups if group.letters]
         found.sort(key=lambda one: (one[1].status.state in SETTLED, -one[1].last_hour))
-        return [
-            self.of_cause(queue, group, self.example_of(queue, group))
-            for queue, group in found[:limit]
-        ]
+        return found
 
     def example_of(self, queue: str, group: Group) -> DeadLetter | None:
         """The newest letter of a cause, as people may see it."""
@@ -124,11 +149,10 @@ class Incidents:
             return found and self._assembly.redaction.letter(found)
         return None
 
-    def canary_command(self, one: Incident) -> str:
+    def canary_command(self, queue: str, group: Group) -> str:
         """The command that redrives some letters of a cause first."""
-        queue = one.dead_letter_queue
-        options = f"--fingerprint {one.group.digits} --canary 10"
-        elsewhere = self._reading.is_elsewhere(queue, one.group.fingerprint)
+        options = f"--fingerprint {group.digits} --canary 10"
+        elsewhere = self._reading.is_elsewhere(queue, group.fingerprint)
         return on_queue("redrive", queue, options) if elsewhere else f"redrive {options}"
 
     def of_cause(self, queue: str, group: Group, example: DeadLetter | None) -> Incident:

@@ -20,6 +20,7 @@ from rich.text import Text
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.cli.night import fitting
+from celery_dlq.operations.incidents import hold_command
 from celery_dlq.store.records import QueueSummary
 from celery_dlq.store.worker_records import WorkerInfo
 
@@ -381,3 +382,28 @@ def test_the_record_of_an_incident_is_json(shop: DeadLetters) -> None:
     assert (found["fingerprint"], found["dead_letter_queue"]) == (CAUSE, DLQ)
     assert (found["conditions"], found["last_hour"]) == (["kwargs.tenant=nordic"], 80)
     assert timedelta(minutes=-1) < datetime.now(timezone.utc) - first.group.last_seen_at
+
+
+def test_a_hold_is_of_its_cause_and_no_other(run: Callable[..., Result], shop: DeadLetters) -> None:
+    """Of two causes of one task, what is next is for the one that burns, however small it is."""
+    small, name = "c3" * 8, "shop.way*[1]"
+    shop.app.task(charge, name=name, shared=False)
+    for number in range(5):
+        stored(shop, 6 + number, fingerprint=f"d{number}" * 8, task_name=f"shop.other{number}")
+    stored(shop, 5, fingerprint=small, task_name=name)
+    for fingerprint, where in ((CAUSE, "kwargs.tenant=borealis"), (OTHER, "kwargs.order=7")):
+        shop.hold("shop.charge", conditions=[where], reason=f"cause {fingerprint[:8]}")
+    ids = {one.hold.reason.split()[1]: one.hold.id for one in shop.holds()}
+    assert next_of(run())[1] == f"release {ids[CAUSE[:8]]}"
+    for digits, hold_id in ids.items():
+        last = f"redrive --fingerprint {digits} --canary 10"
+        assert next_of(run("release", hold_id)) == [last]
+    shop.hold("shop.charge", conditions=["kwargs.tenant=borealis"], reason="four eyes")
+    assert next_of(run())[1].startswith("hold --task shop.charge --where kwargs.tenant=nordic ")
+
+    command = hold_command(name, (), small[:8])
+    (release,) = next_of(run(*shlex.split(command)))
+    held = next(one.hold for one in shop.holds() if one.hold.id == release.split()[1])
+    assert held.covers(name, "orders")
+    assert not held.covers("shop.wayward1", "orders")
+    assert next_of(run(*release.split())) == [f"redrive --fingerprint {small[:8]} --canary 10"]

@@ -31,7 +31,7 @@ from celery_dlq.cli.table import (
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.bodies import unread_text
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.incidents import Incidents
+from celery_dlq.operations.incidents import Incidents, names_cause
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages
 from celery_dlq.store.holds import Hold
@@ -157,12 +157,15 @@ def release(
 
 
 def _say_redrive(ctx: click.Context, hold: Hold) -> None:
-    """The command for the letters that the hold came too late for: its largest cause."""
+    """The command for the letters that the hold came too late for: the cause that it names.
+
+    That is the one in its reason, as `hold_command` and the pages write it, else its largest.
+    """
     incidents = Incidents(dead_letters_of(ctx).assembly)
-    for one in incidents.incidents():
-        if hold.covers(one.group.task_name or "", hold.queue):
-            say_next(console_of(ctx), incidents.canary_command(one))
-            return
+    causes = [one for one in incidents.causes() if hold.covers(one[1].task_name, hold.queue)]
+    causes.sort(key=lambda one: not names_cause(hold.reason, one[1]))
+    for queue, group in causes[:1]:
+        say_next(console_of(ctx), incidents.canary_command(queue, group))
 
 
 def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:

@@ -44,6 +44,7 @@ from celery_dlq.cli.table import (
 )
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.bodies import readable_json
 from celery_dlq.letters.facts import count_of, facts_of
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
@@ -334,7 +335,8 @@ def _history(console: Console, history: Sequence[Delivery]) -> None:
 def body_text(found: DeadLetter) -> str:
     """The arguments of a message; of one that is not JSON also the begin of its bytes."""
     if found.args_json is not None and found.kwargs_json is not None:
-        return f"args   {found.args_json}\nkwargs {found.kwargs_json}"
+        args, kwargs = map(readable_json, (found.args_json, found.kwargs_json))
+        return f"args   {args}\nkwargs {kwargs}"
     # The body is not JSON and is never decoded here; Celery's own description is safe.
     shown = json_codec.safe_repr(found.body[:_MAX_BODY_BYTES])
     return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"

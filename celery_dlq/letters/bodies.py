@@ -6,13 +6,18 @@ Whoever may publish writes a body: it is decompressed up to `MAX_JSON_BYTES` and
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.letters.arguments import ALIASES, JSON_TYPES, MAX_JSON_BYTES
+from celery_dlq.letters.printable import printable_json, shortened
+
+if TYPE_CHECKING:
+    from celery_dlq.letters.record import DeadLetter
 
 _MAX_LZMA_BYTES = 64 * 1024 * 1024  # of memory; more than any preset needs
 _DECOMPRESSORS: Mapping[str, tuple[str, str, Mapping[str, int]]] = {
@@ -26,6 +31,28 @@ _DECOMPRESSORS: Mapping[str, tuple[str, str, Mapping[str, int]]] = {
     ),
 }
 """The modules that kombu uses, some of which a Python may lack, and their classes."""
+
+_MAX_ROW_CHARS = 2_000  # of which a row shows the first ones
+_EMPTY = (None, "", "[]", "{}", "()")
+_ESCAPES = re.compile(r"\\\\|((?:\\u[0-9a-fA-F]{4})+)")
+
+
+def readable_json(text: str) -> str:
+    """JSON text with letters instead of their numbers; it then means the same.
+
+    Nothing else changes: a number keeps all its digits.
+    """
+    return _ESCAPES.sub(lambda found: _letters(found[1]) if found[1] else found[0], text)
+
+
+def _letters(escapes: str) -> str:
+    return printable_json(json.dumps(json.loads(f'"{escapes}"'), ensure_ascii=False)[1:-1])
+
+
+def argument_texts(letter: DeadLetter) -> list[str]:
+    """The arguments of a letter as people read them in a row, without those that are empty."""
+    both = (letter.args_json or letter.argsrepr, letter.kwargs_json or letter.kwargsrepr)
+    return [readable_json(shortened(str(x), _MAX_ROW_CHARS)) for x in both if x not in _EMPTY]
 
 
 def unread_text(count: int, what: str, consequence: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from celery_dlq.letters.bodies import unread_text
+from celery_dlq.letters.bodies import argument_texts, unread_text
 from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.letters.record import Reason
 from celery_dlq.registry import features
@@ -65,6 +65,7 @@ class Templates:
             "short": short,
         }
         self.environment.globals |= {
+            "argument_texts": argument_texts,
             "bars": bars,
             "reasons": _REASONS,
             "style": self.static["style.css"],

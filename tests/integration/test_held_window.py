@@ -20,6 +20,7 @@ from waiting import poll
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.letters.bodies import argument_texts
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.store.claims import ClaimState
@@ -46,7 +47,7 @@ def shop(
         worker_prefetch_multiplier=1,
     )
 
-    def pay(amount: int, card: str) -> None:
+    def pay(amount: int, card: str, to: str = "") -> None:
         ran.append(amount)
 
     app.task(pay, name="shop.pay", shared=False, acks_late=True)
@@ -104,6 +105,21 @@ def test_what_is_held_is_seen_and_one_is_stopped(
     assert ran == [10, 5000]
 
 
+def test_arguments_are_letters_and_no_numbers_of_letters(
+    shop: tuple[DeadLetters, list[int], str],
+) -> None:
+    """Publishers escape what is not ASCII; in rows and on one message people read it."""
+    dlq, _ran, hold = shop
+    card = 'Zoë\\u0041 "配送" \x1b\U0001f600'
+    dlq.app.send_task("shop.pay", kwargs={"amount": 1001, "card": "", "to": card})
+    poll(lambda: sum(one.held for one in dlq.holds()) == 3, timeout_seconds=30)
+    *_others, last = dlq.held_messages(hold)
+    for shown in (run(dlq, "list", hold), run(dlq, "show", hold, last.id)):
+        assert r'"Zoë\\u0041 \"配送\" \u001b😀"' in shown.output, shown.output
+    letter = a_letter(args_json='["\\ud83d", 1.00000000000000000001]', kwargs_json="{}")
+    assert argument_texts(letter) == [r'["\ud83d", 1.00000000000000000001]']
+
+
 def test_a_hold_that_is_not_there_is_named(redis_url: str) -> None:
     """And one without messages is empty."""
     app: Any = an_app(broker_url=redis_url, dlq_queues={"orders": {"max_deliveries": 3}})
@@ -113,6 +129,13 @@ def test_a_hold_that_is_not_there_is_named(redis_url: str) -> None:
     hold = dlq.hold(queue="orders")
     assert list(dlq.held_messages(hold.id)) == []
     assert "has none" in run(dlq, "list", hold.id).output
+    assert run(dlq, "list").output == run(dlq, "list", hold.id).output  # the only one
+    other = dlq.hold(queue="orders", conditions=["kwargs.amount=7"])
+    refused = run(dlq, "list")
+    assert (refused.exit_code, hold.id in refused.output) == (2, True)
+    for one in (hold, other):
+        dlq.release(one.id)
+    assert "nothing is held" in run(dlq, "list").output
     dlq.close()
 
 

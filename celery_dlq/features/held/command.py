@@ -22,6 +22,7 @@ from celery_dlq.cli.redrive import edited_by_hand
 from celery_dlq.cli.table import Cell, age_text, block_text, print_facts, print_table, say, utc_text
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.features.held.operations import HeldWindow
+from celery_dlq.letters.bodies import argument_texts
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.record import DeadLetter
@@ -29,7 +30,6 @@ from celery_dlq.operations.edit import Edit, edits_of
 
 _SHORT_ID, _MAX_CHARS = 8, 200
 _VERBS = ("show", "edit", "discard")
-_NOTHING = (None, "", "[]", "{}", "()")
 _note_option = click.option("--note", default="", help="Why, e.g. a ticket; the audit shows it.")
 
 
@@ -43,7 +43,7 @@ def held() -> None:
 
 
 @held.command("list")
-@click.argument("hold_id")
+@click.argument("hold_id", required=False)
 @filter_options
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show this many."
@@ -51,10 +51,16 @@ def held() -> None:
 @json_option
 @click.pass_context
 def list_(
-    ctx: click.Context, /, hold_id: str, *, limit: int, as_json: bool, **options: Any
+    ctx: click.Context, /, hold_id: str | None, *, limit: int, as_json: bool, **options: Any
 ) -> None:
-    """List the messages of HOLD_ID, the oldest first."""
+    """List the messages of HOLD_ID, or of the only hold, the oldest first."""
     dead_letters, console, where = dead_letters_of(ctx), console_of(ctx), letter_filter(options)
+    if hold_id is None:
+        ids = [one.hold.id for one in dead_letters.holds()]
+        if len(ids) != 1:
+            there = f"there are: {', '.join(ids)}" if ids else "nothing is held"
+            raise click.UsageError(f"expected the ID of a hold, got none; {there}")
+        hold_id = ids[0]
     some = dead_letters.held_messages(hold_id, where, limit=limit)
     found = map(dead_letters.redaction.letter, some)
     if as_json:
@@ -69,9 +75,8 @@ def list_(
 
 
 def _row(one: DeadLetter) -> tuple[Cell, ...]:
-    both = (one.args_json or one.argsrepr, one.kwargs_json or one.kwargsrepr)
-    texts = (shortened(text, _MAX_CHARS) for text in both if text not in _NOTHING)
-    return age_text(one.dead_lettered_at), one.task_name, one.id[:_SHORT_ID], [*map(str, texts)]
+    texts = [shortened(text, _MAX_CHARS) for text in argument_texts(one)]
+    return age_text(one.dead_lettered_at), one.task_name, one.id[:_SHORT_ID], texts
 
 
 @held.command()

@@ -191,7 +191,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
             line_text(state.value, state.colour),
             group.status.owner,
         ),
-        (f"+{group.last_hour:,}", f"of {group.letters:,}"),
+        (f"+{group.last_hour:,}", f"of {group.letters:,}", _pace_of(one)),
         (
             line_text(f"{group.task_name or 'no task'}", "bold"),
             f"{name}: {shortened(one_line(one.message), _MAX_MESSAGE_CHARS)}",
@@ -200,6 +200,12 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
             line_text(one.remark, "yellow"),
         ),
     )
+
+
+def _pace_of(one: Incident) -> str:
+    """How fast its letters come, as on its page."""
+    per_minute = one.group.per_minute
+    return "over" if one.over else f"{per_minute:,.3g} a minute" if per_minute else "quiet"
 
 
 def _show_changes(console: Console, changes: Sequence[Change]) -> None:

@@ -30,7 +30,7 @@ class Explained:
 
     sentence: str  # Of the triage
     conditions: tuple[str, ...]  # What selects these messages among others of their task
-    pace: str = ""  # How fast they come now, as the sentence says it; empty if it does not
+    over: bool = False  # True if they came no more, as the sentence says
     remark: str = ""  # What is missing here, and why
 
 
@@ -45,7 +45,7 @@ class Incident:
         sentence: What sets its newest letters apart; empty if that is not known at once.
         conditions: What selects its messages among others of their task, for
             `DeadLetters.hold` and filters, e.g. ``("kwargs.tenant=42",)``.
-        pace: How fast its letters come now, by the comparison; empty if that does not know.
+        over: True if its letters came no more, by the comparison.
         remark: That there was no time to compare its letters, if conditions lack for that reason.
     """
 
@@ -54,7 +54,7 @@ class Incident:
     message: str = ""
     sentence: str = ""
     conditions: tuple[str, ...] = ()
-    pace: str = ""
+    over: bool = False
     remark: str = ""
 
     @property
@@ -81,6 +81,7 @@ class Incident:
             **{name: getattr(group, name) for name in names},
             "first_seen_at": iso(group.first_seen_at),
             "last_seen_at": iso(group.last_seen_at),
+            "per_minute": group.per_minute,
             "releases": list(group.releases),
             "state": group.status.state.value,
             "owner": group.status.owner,

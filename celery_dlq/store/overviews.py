@@ -21,7 +21,6 @@ from celery_dlq.store.keys import spelled, text_of
 from celery_dlq.store.part import QueueNames, of_each
 from celery_dlq.store.records import (
     KEPT_DAYS,
-    NOW_MINUTES,
     Group,
     GroupOrder,
     QueueStatus,
@@ -34,6 +33,7 @@ from celery_dlq.store.scripts import Script, script_text
 _MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
+_ENOUGH = 5  # letters that would have come, of which none did: a cause is over
 _QUEUES_PER_SCRIPT, _SIZES_PER_WRITE = 100, 200
 _SPELLED_AS_IS = re.compile(r"[\w.-]+", re.ASCII)  # in JSON and in a release
 _SAMPLES = 50
@@ -231,16 +231,28 @@ def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
         reasons=dict(sorted((reason.value, n) for reason, n in pairs if n)),
         last_hour=sum(map(sum, arrivals.values())),
         arrivals=arrivals,
-        per_minute=_pace(by_minute(arrivals), now),
+        per_minute=_pace_of_queue(by_minute(arrivals), now),
     )
 
 
-def _pace(minutes: Sequence[int], now: datetime) -> float:
-    """Letters a minute of the last minutes, or since the first letter of the hour, as of causes."""
+def _pace_of_queue(minutes: Sequence[int], now: datetime) -> float:
     first = next((place for place, letters in enumerate(minutes) if letters), len(minutes))
-    whole = min(NOW_MINUTES, len(minutes) - first) - 1  # The last one still runs
-    seconds = whole * _MINUTE + now.timestamp() % _MINUTE
-    return sum(minutes[-NOW_MINUTES:]) * _MINUTE / max(_MINUTE, seconds)
+    later = -int(now.timestamp() % _SPAN // _MINUTE) - 1  # The last one still runs
+    counts = sum(minutes[later - _SPAN // _MINUTE : later]), sum(minutes[later:])
+    return _pace(*counts, now.timestamp() - (len(minutes) - first - 1) * _MINUTE, now.timestamp())
+
+
+def _pace(before: int, since: int, first: float, now: float) -> float:
+    """Letters a minute, of a queue and of a cause: of the last whole five minutes, and since.
+
+    Of the time since then alone, if none came before; of less, if the first one came later. No
+    letter since is chance where few would have come.
+    """
+    running = now % _SPAN
+    if not since and before * running >= _ENOUGH * _SPAN:
+        return 0.0
+    seconds = min(running + _SPAN if before else running, now - first // _MINUTE * _MINUTE)
+    return (before + since) * _MINUTE / max(_MINUTE, seconds)
 
 
 def _known_group(name: bytes, letters: int, text: bytes, now: datetime) -> Group:
@@ -262,7 +274,6 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     by_hour = _parsed_counts(hours)
     by_hour[last_span // _SPANS_PER_HOUR] += spans[last_span]
     began = from_micros(int(first or 0))
-    seconds = min(_SPAN + now.timestamp() % _SPAN, (now - began).total_seconds())
     return Group(
         fingerprint=fingerprint,
         letters=letters,
@@ -275,7 +286,7 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
         course=tuple(by_hour[one] for one in range(hour - _HOURS + 1, hour + 1)),
         last_hour=sum(recent_spans),
         recent=recent_spans,
-        per_minute=sum(recent_spans[-2:]) * _MINUTE / max(_MINUTE, seconds),
+        per_minute=_pace(*recent_spans[-2:], began.timestamp(), now.timestamp()),
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 

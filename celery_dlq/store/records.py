@@ -91,7 +91,7 @@ OPEN_GROUP = GroupStatus()
 """The status of a group about which nobody decided anything."""
 
 
-NOW_MINUTES = 5  # at most, of which the pace of a queue is
+NOW_MINUTES = 10  # at most, of which the pace of a queue is
 _GROWING = 1.5  # times the usual
 
 
@@ -113,8 +113,8 @@ class QueueSummary:
         last_hour: Letters stored in the last hour, removed ones too.
         arrivals: The same by reason: their numbers in each of the last 60 minutes, the oldest
             minute first. The last minute is still running.
-        per_minute: Letters a minute now: of the last four to five minutes, or since the first one
-            in this hour.
+        per_minute: Letters a minute now: of the last five to ten minutes, or since the first one
+            in this hour, as `Group.per_minute`.
         memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
             ``None`` if unknown.
     """
@@ -170,7 +170,8 @@ class Group:
             before the group last was empty: it starts anew with its next letter.
         last_hour: Letters stored in the last hour, to five minutes. The same holds.
         recent: The same in each of its twelve parts, the oldest first. The last one still runs.
-        per_minute: Letters a minute now: of the last five to ten minutes, or since the first one.
+        per_minute: Letters a minute now: of the last five to ten minutes, or since the first one;
+            0 once so many would have come since the last five minutes ended, and none did.
         releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
             most five, among them the first one.
         status: Its state; `DeadLetters.groups` and `DeadLetters.group` fill it in.

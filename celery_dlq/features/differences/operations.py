@@ -20,7 +20,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, condition_of, finding
 from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import TASK, FeatureValue, Masked, pairs_of
-from celery_dlq.letters.course import CauseTiming, Course, rate_text, timings
+from celery_dlq.letters.course import CauseTiming, Course, timings
 from celery_dlq.letters.explanation import UNEXPLAINED, Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.incidents import Explained
@@ -231,6 +231,9 @@ def explained(assembly: Assembly, queue: str, fingerprint: str) -> Explained:
     comparison = Comparison(assembly, time.thread_time)
     done = comparison.compared(queue, where, _MOST_AT_ONCE, AT_ONCE_SECONDS)
     found = done.found
+    timing = found.timing
+    if timing is not None:  # How fast it comes is said by its counts, as in lists
+        found = replace(found, timing=replace(timing, rate=None))
     findings = (finding(one, found.sentence_of(one)) for one in found.findings)
     conditions = (
         one.condition
@@ -243,17 +246,9 @@ def explained(assembly: Assembly, queue: str, fingerprint: str) -> Explained:
     return Explained(
         sentence=next(told, ""),
         conditions=(condition,) if condition else (),
-        pace=_pace_text(found.timing) if found.timing else "",
+        over=bool(timing and timing.trend and timing.trend.kind == "over"),
         remark="" if done.in_time or condition else NOT_IN_TIME,
     )
-
-
-def _pace_text(timing: CauseTiming) -> str:
-    """How fast a cause comes now, in the words of `CauseTiming.clauses`; empty if unknown."""
-    trend, rate = timing.trend, timing.rate
-    if trend is None or rate is None or trend.kind == "over":
-        return ""
-    return rate_text(rate) + ("" if trend.kind == "returned" else f", {trend.kind}")
 
 
 def course_of(lives: list[Group], now: float) -> Course:

@@ -9,7 +9,7 @@ from typing import Any
 from celery_dlq import timing
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.web.http import Call, Panel
-from celery_dlq.web.templating import duration, pace
+from celery_dlq.web.templating import duration
 
 _LATELY, _MOST_QUEUES, _MOST_COUNTED = timedelta(minutes=10), 10, 2_000
 
@@ -20,7 +20,7 @@ def before(call: Call, route: str) -> Panel:
 
 
 def _caught(call: Call) -> Mapping[str, Any]:
-    """How many of its messages died lately, and how many a minute, in the busiest queues."""
+    """How many of its messages died lately, in the busiest queues."""
     task, queue = call.typed("task") or None, call.typed("queue") or None
     where = tuple(one.strip() for one in call.form.get("where", ()) if one.strip())
     tasks, _queues = call.dlq.check_hold(task, queue=queue, conditions=where)
@@ -30,15 +30,10 @@ def _caught(call: Call) -> Mapping[str, Any]:
     seconds = timing.current.page / max(1, len(names))
     pages = [reading.page(x, meant, size=_MOST_COUNTED, deadline_seconds=seconds) for x in names]
     died = [
-        int(entry.text("dead_lettered_at") or 0) / 1e6
+        entry
         for page in pages
         for entry in page.entries
         if entry.text("task_name") in tasks and queue in (None, entry.text("source_queue"))
     ]
-    age = min(_LATELY.total_seconds(), now.timestamp() - min(died, default=0))
-    return {
-        "died": len(died),
-        "more": any(page.older for page in pages),
-        "lately": duration(_LATELY),
-        "pace": pace(len(died) * 60 / max(60.0, age)),
-    }
+    cut = (not one.complete or len(one.entries) >= _MOST_COUNTED for one in pages)
+    return {"died": len(died), "more": any(cut), "lately": duration(_LATELY)}

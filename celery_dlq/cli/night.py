@@ -32,7 +32,7 @@ from celery_dlq.policies.table import NOTHING_GUARDED
 from celery_dlq.store.records import QueueSummary
 
 _MOST_QUEUES, _MOST_CAUSES, _MOST_IN_FORCE, _MOST_CHANGES = 5, 5, 6, 5
-_MAX_MESSAGE_CHARS, _MAX_SENTENCE_CHARS = 160, 240
+_MAX_MESSAGE_CHARS, _MAX_SENTENCE_CHARS, _MAX_QUEUE_CHARS = 160, 240, 60
 _DIRECTION_STYLES = {"growing": "red", "quiet": "dim"}
 
 
@@ -176,7 +176,12 @@ def pace_text(queue: QueueSummary) -> str:
 
 def _show_causes(console: Console, causes: Sequence[Incident]) -> None:
     columns = ("!cause", ">last hour", "what and why")
-    print_table(console, "Causes, those that grow most first", columns, map(_cause_row, causes))
+    print_table(
+        console,
+        "Causes, those with the most letters of the hour first",
+        columns,
+        map(_cause_row, causes),
+    )
 
 
 def _cause_row(one: Incident) -> tuple[Cell, ...]:
@@ -187,7 +192,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
     return (
         (
             group.digits,
-            one.dead_letter_queue,
+            shortened(one.dead_letter_queue, _MAX_QUEUE_CHARS),
             line_text(state.value, state.colour),
             group.status.owner,
         ),

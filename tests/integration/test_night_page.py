@@ -311,6 +311,17 @@ def test_a_small_screen_keeps_what_is_next(run: Callable[..., Result], rows: int
     assert (shown == page) == (rows == 200)
 
 
+def test_the_name_of_a_queue_does_not_take_the_place_of_its_causes(
+    run: Callable[..., Result], shop: DeadLetters
+) -> None:
+    """Names may be 255 characters long; the queue's own row has all of it, to be copied."""
+    name = f"{'q' * 180}-DLQ"
+    stored(shop, 90, fingerprint="d4" * 8, dead_letter_queue=name)
+    page = run(columns=110).output
+    assert page.split("Causes", 1)[0].count("q") >= 180
+    assert f" {'q' * 59}… " in page
+
+
 def test_what_is_settled_comes_last(run: Callable[..., Result], shop: DeadLetters) -> None:
     """Its letters stay, but the next command is about a cause that nobody has mended."""
     assert CAUSE[:8] in next_of(run())[-1]

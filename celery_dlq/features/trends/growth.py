@@ -18,7 +18,7 @@ from celery_dlq.operations.incidents import SETTLED, Incidents, message_of
 from celery_dlq.store.overviews import Overviews
 from celery_dlq.store.records import Group, QueueSummary
 from celery_dlq.web.http import Call, Panel
-from celery_dlq.web.templating import pace
+from celery_dlq.web.templating import pace, short
 
 SECONDS = 0.02
 """How long causes are read, and then their messages; the causes of a queue take a millisecond."""
@@ -67,7 +67,7 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
     growing = [one for one in queues if found[one.name].grows]
     growing.sort(key=lambda one: -one.per_minute)
     said = [
-        ", ".join(filter(None, (f"{one.name} is growing: {pace(one.per_minute)}", text)))
+        ", ".join(filter(None, (f"{short(one.name, 60)} is growing: {pace(one.per_minute)}", text)))
         for one in growing[:MAX_SAID]
         for text in (found[one.name].text,)
     ]

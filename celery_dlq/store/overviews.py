@@ -286,7 +286,7 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
         course=tuple(by_hour[one] for one in range(hour - _HOURS + 1, hour + 1)),
         last_hour=sum(recent_spans),
         recent=recent_spans,
-        per_minute=_pace(*recent_spans[-2:], began.timestamp(), now.timestamp()),
+        per_minute=_pace(recent_spans[-2], recent_spans[-1], began.timestamp(), now.timestamp()),
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 

@@ -236,10 +236,11 @@ def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
 
 
 def _pace_of_queue(minutes: Sequence[int], now: datetime) -> float:
-    first = next((place for place, letters in enumerate(minutes) if letters), len(minutes))
-    later = -int(now.timestamp() % _SPAN // _MINUTE) - 1  # The last one still runs
-    counts = sum(minutes[later - _SPAN // _MINUTE : later]), sum(minutes[later:])
-    return _pace(*counts, now.timestamp() - (len(minutes) - first - 1) * _MINUTE, now.timestamp())
+    since = int(now.timestamp() % _SPAN // _MINUTE) + 1  # The last one still runs
+    lately = minutes[-since - _SPAN // _MINUTE :]
+    first = next((place for place, letters in enumerate(lately) if letters), len(lately))
+    began = now.timestamp() - (len(lately) - first - 1) * _MINUTE
+    return _pace(sum(lately[:-since]), sum(lately[-since:]), began, now.timestamp())
 
 
 def _pace(before: int, since: int, first: float, now: float) -> float:

@@ -113,8 +113,8 @@ class QueueSummary:
         last_hour: Letters stored in the last hour, removed ones too.
         arrivals: The same by reason: their numbers in each of the last 60 minutes, the oldest
             minute first. The last minute is still running.
-        per_minute: Letters a minute now: of the last five to ten minutes, or since the first one
-            in this hour, as `Group.per_minute`.
+        per_minute: Letters a minute now: of the last five to ten minutes, since the first one in
+            them; 0 as `Group.per_minute`.
         memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
             ``None`` if unknown.
     """

@@ -82,9 +82,10 @@ def test_the_overview_says_that_it_had_no_time_for_a_message(
     """An empty message would be one that the letter has not."""
     web = pages()
     stored(web)
-    clock = SimpleNamespace(monotonic=iter((0.0, 0.0, 0.0, 9.0)).__next__)
-    monkeypatch.setattr("celery_dlq.features.trends.growth.time", clock)
-    assert "no time to read its message" in shown(web, "/")
+    for slow, other in (("thread_time", "monotonic"), ("monotonic", "thread_time")):
+        clock = {slow: iter((0.0, 0.0, 0.0, 9.0)).__next__, other: lambda: 0.0}
+        monkeypatch.setattr("celery_dlq.features.trends.growth.time", SimpleNamespace(**clock))
+        assert "no time to read its message" in shown(web, "/"), slow
 
 
 @pytest.mark.parametrize("minutes", [4.0, 30.0])

@@ -21,7 +21,7 @@ from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.templating import pace, short
 
 SECONDS = 0.02
-"""How long causes are read, and then their messages, in time of this thread; in all ten times that.
+"""How long causes are read, and then their messages, in time of this thread; in all half a second.
 
 The causes of a queue take a millisecond. A machine that is busy with other work leaves none out.
 """
@@ -83,7 +83,7 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
 
 
 def _clock() -> Callable[[], bool]:
-    own, all_ = time.thread_time() + SECONDS, time.monotonic() + 10 * SECONDS
+    own, all_ = time.thread_time() + SECONDS, time.monotonic() + 25 * SECONDS
     return lambda: time.thread_time() < own and time.monotonic() < all_
 
 

@@ -71,7 +71,8 @@ def list_(
     if print_table(console, f"Held by {hold_id}, the oldest first", columns, rows):
         say_next(console, *(f"held {verb} {hold_id} {rows[0][2]}" for verb in _VERBS))
     else:
-        say(console, f"No message of {hold_id} matches." if where else f"{hold_id} has none.")
+        none = f"{hold_id} has none now. One with an ETA or a delay is held when its time comes."
+        say(console, f"No message of {hold_id} matches." if where else none)
 
 
 def _row(one: DeadLetter) -> tuple[Cell, ...]:

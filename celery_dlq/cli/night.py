@@ -178,7 +178,7 @@ def _show_causes(console: Console, causes: Sequence[Incident]) -> None:
     columns = ("!cause", ">last hour", "what and why")
     print_table(
         console,
-        "Causes, those with the most letters of the hour first",
+        "Causes by letters of the last hour",
         columns,
         map(_cause_row, causes),
     )

@@ -15,10 +15,23 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["fork_server_preload"])
+
+
+def _start_server() -> None:
+    """Start the process that forks, unless it runs.
+
+    Python before 3.13 looks in PYTHONPATH for what it preloads, and is silent if that is not there.
+    """
+    import pytest  # not in the processes that it forks, which import this file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 class ForkedProcess:
@@ -45,6 +58,7 @@ class ForkedProcess:
     ) -> None:
         log.touch()
         outputs = (str(log), str(errors or log))
+        _start_server()
         self._process = _FORKS.Process(
             target=_run, args=([*arguments], str(cwd), dict(env), outputs), daemon=True
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, an_app, key_of
+from fork_server import run_forked
 from fresh import fresh_conf, fresh_store
 from pyarrow import fs as pafs
 from servers import RedisServer
@@ -417,13 +416,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_half(
     letters = put(store, 3) + [
         letter for _ in range(20) for letter in put(store, body=os.urandom(50_000))
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, redis_url, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_forked("-c", _FULL, redis_url, str(tmp_path))
     assert done.stdout.startswith("ExportError expected "), done.stdout + done.stderr
     assert files(tmp_path) == []
     assert list((tmp_path / "_celery_dlq" / "drafts").iterdir()) == []

@@ -12,9 +12,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -170,6 +167,8 @@ def test_letters_with_odd_numbers_and_times_become_faithful_rows(
 @pytest.mark.parametrize("name", ["007", "2026-01-31", "epoch", "a/b c%=:", "süß", "x" * 400])
 def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, name: str) -> None:
     """Readers that guess types take no queue for a number or a day."""
+    import duckdb
+
     put(store, dead_letter_queue=name)
     run(store, tmp_path)
     found = duckdb.sql(f"select * from read_parquet('{tmp_path}/**/*.parquet')").df()  # noqa: S608 - our own folder
@@ -183,6 +182,10 @@ def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, na
 
 def test_duckdb_pandas_polars_and_arrow_read_versions_together(store: Any, tmp_path: Path) -> None:
     """A folder that version 1 began and a later one with one more field went on with."""
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
     old = put(store, 3)
     run(store, tmp_path)
     newer = table.table([{k.encode(): v for k, v in a_letter().to_fields().items()}])

@@ -101,6 +101,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "acceptance" not in item.nodeid,
         )
     )
+    if config.option.markexpr == "not full":
+        items.sort(key=_places(items, with_rabbit).__getitem__)
+
+
+def _places(items: list[pytest.Item], first: set[pytest.Item]) -> dict[pytest.Item, float]:
+    """Spread the tests that wait among those that compute, or the cores rest at the beginning.
+
+    The last third has none of them: one that begins late would run alone at the end.
+    """
+    waiting, others = [], []
+    for item in items:
+        if item not in first and in_default_tier(item.nodeid):
+            (waiting if "acceptance" in item.nodeid else others).append(item)
+    places = dict.fromkeys(items, -1.0)
+    for some, part in ((waiting, 2 / 3), (others, 1.0)):
+        places.update({item: part * place / len(some) for place, item in enumerate(some)})
+    return places
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

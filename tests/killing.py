@@ -35,9 +35,7 @@ def ends_of(
                 _wait_until_ready(process, log)
                 if len(ends) < kills:
                     wait(process)
-                    time.sleep(
-                        len(ends) * step_seconds
-                    )  # another instant each time
+                    time.sleep(len(ends) * step_seconds)  # another instant each time
                     process.kill()
                 ends.append(process.wait(60))
             finally:

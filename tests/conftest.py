@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from tiers import has_default_tests, in_default_tier
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 # Machines of CI differ in speed: a slow example is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,6 +65,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.is_file() and not has_default_tests(path) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without Python's collector: nothing of them goes again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the full tier; long tests first; all that share a Spark session in one process.
 
@@ -89,6 +101,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "acceptance" not in item.nodeid,
         )
     )
+    if config.option.markexpr == "not full":
+        items.sort(key=_places(items, with_rabbit).__getitem__)
+
+
+def _places(items: list[pytest.Item], first: set[pytest.Item]) -> dict[pytest.Item, float]:
+    """Spread the tests that wait among those that compute, or the cores rest at the beginning.
+
+    The last third has none of them: one that begins late would run alone at the end.
+    """
+    waiting, others = [], []
+    for item in items:
+        if item not in first and in_default_tier(item.nodeid):
+            (waiting if "acceptance" in item.nodeid else others).append(item)
+    places = dict.fromkeys(items, -1.0)
+    for some, part in ((waiting, 2 / 3), (others, 1.0)):
+        places.update({item: part * place / len(some) for place, item in enumerate(some)})
+    return places
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

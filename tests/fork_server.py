@@ -13,12 +13,47 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["fork_server_preload"])
+
+
+TESTS = Path(__file__).parent
+
+
+def run_forked(
+    *arguments: str, cwd: Path = TESTS, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a `ForkedProcess` to its end, a minute at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, errors = Path(folder) / "log", Path(folder) / "errors"
+        process = ForkedProcess(
+            arguments, cwd=cwd, env=os.environ if env is None else env, log=log, errors=errors
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(
+            arguments, code, log.read_text("utf-8"), errors.read_text("utf-8")
+        )
+
+
+def _start_server() -> None:
+    """Start the process that forks, unless it runs.
+
+    Python before 3.13 looks in PYTHONPATH for what it preloads, and is silent if that is not there.
+    """
+    import pytest  # not in the processes that it forks, which import this file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 class ForkedProcess:
@@ -45,6 +80,7 @@ class ForkedProcess:
     ) -> None:
         log.touch()
         outputs = (str(log), str(errors or log))
+        _start_server()
         self._process = _FORKS.Process(
             target=_run, args=([*arguments], str(cwd), dict(env), outputs), daemon=True
         )

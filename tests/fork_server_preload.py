@@ -1,14 +1,25 @@
 """What a worker imports, loaded once for all that are forked; each start takes a quarter of it."""
 
+import encodings.idna  # noqa: F401
 import gc
 
+import billiard.heap
+import billiard.popen_fork
+import billiard.synchronize  # noqa: F401
+import celery.__main__
+import celery.app.control
+import celery.app.events
+import celery.app.log
 import celery.apps.worker
 import celery.backends.redis
 import celery.bin.celery
 import celery.events.receiver
+import celery.fixups.django
 import celery.worker.autoscale
 import celery.worker.consumer
 import celery.worker.strategy  # noqa: F401
+import kombu.matcher
+import kombu.pidbox  # noqa: F401
 
 import celery_dlq.cli.context
 import celery_dlq.operations

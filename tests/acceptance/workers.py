@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import ForkedProcess
+from fork_server import ForkedProcess, run_forked
 from waiting import poll
 
 HERE = Path(__file__).parent
@@ -69,7 +68,7 @@ def run_python(
     whole = environment(redis_url, conf, **env)
     texts = [one for one in arguments if isinstance(one, str)]
     if texts[0] == "-c" and len(texts) == len(arguments) and whole["PYTHONPATH"] == str(HERE):
-        return _run_forked(texts, whole)
+        return run_forked(*texts, cwd=HERE, env=whole)
     return subprocess.run(
         [sys.executable, *arguments],
         env=whole,
@@ -79,19 +78,6 @@ def run_python(
         check=False,
         timeout=60,
     )
-
-
-def _run_forked(arguments: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        log, errors = Path(folder) / "log", Path(folder) / "errors"
-        process = ForkedProcess(arguments, cwd=HERE, env=env, log=log, errors=errors)
-        try:
-            code = process.wait(60)
-        finally:
-            process.kill()
-        return subprocess.CompletedProcess(
-            arguments, code, log.read_text("utf-8"), errors.read_text("utf-8")
-        )
 
 
 class Worker:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import redis
 from builders import NOW
 from celery import Celery
 from command_proxy import CommandProxy, sends
+from fork_server import run_forked
 from kombu import Queue
 from rabbit import RabbitServer
 from servers import RedisServer
@@ -269,13 +268,7 @@ def adopt_and_die(
     broker_url: str, redis_url: str, before: str = "acknowledging", target: str = ""
 ) -> None:
     """Adopt in a process that is killed before it stores, or before it acknowledges."""
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, broker_url, redis_url, before, target],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_forked("-c", DIES, broker_url, redis_url, before, target)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +14,7 @@ from typing import Any
 import intervals
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
+from fork_server import run_forked
 from fresh import fresh_store, jobs_on
 from servers import RedisServer
 from slow_proxy import SlowProxy
@@ -381,14 +379,7 @@ def test_a_plan_that_was_killed_takes_no_other_letters(
     ids = put(dlq, 15)
     plan = dlq.plan(kind, DLQ, limit=10)
     url, broker = request.getfixturevalue("redis_url"), request.node.callspec.params["operators"]
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, url, plan.id, broker],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = run_forked("-c", DIES, url, plan.id, broker)
     assert done.returncode == -signal.SIGKILL, done.stderr
     poll(lambda: dlq.job(plan.id).state == "interrupted", timeout_seconds=30)
     gone = 15 - dlq.store.length(DLQ)
@@ -444,14 +435,7 @@ def test_a_limited_removal_that_was_killed_takes_no_other_letters(
     """Its counts may be a second old, so resumed, it would take more than its limit."""
     dlq = operators()
     ids = put(dlq, 25)
-    done = subprocess.run(
-        [sys.executable, "-c", DIES_LIMITED, redis_url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = run_forked("-c", DIES_LIMITED, redis_url)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (job,) = dlq.jobs()
     poll(lambda: dlq.job(job.id).state == "interrupted", timeout_seconds=30)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import redis
 from builders import a_letter, key_of
 from celery import Celery
+from fork_server import run_forked
 from kombu import Connection, Queue
 from rabbit import RabbitServer
 from waiting import poll
@@ -141,13 +140,7 @@ def test_an_import_that_is_killed_reads_each_copy_back_once(
     lose(redis_url)
     heard: list[Any] = []
     dlq.events.subscribe(heard.append)
-    done = subprocess.run(
-        [sys.executable, "-c", DIES, server.url, redis_url, step],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_forked("-c", DIES, server.url, redis_url, step)
     assert done.returncode == -signal.SIGKILL, done.stderr
     poll(lambda: ready(server) == 4)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import intervals
@@ -15,6 +12,7 @@ import pytest
 from builders import a_letter, key_of
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from fork_server import run_forked
 from rabbit import RabbitServer
 from waiting import poll
 
@@ -30,7 +28,6 @@ from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.features.exchange.connection import Exchanges
 from celery_dlq.features.exchange.publisher import publisher_of
-sys.path.insert(0, sys.argv[4])
 import intervals
 intervals.inherit()
 send = Exchanges.send_to_task
@@ -131,9 +128,8 @@ def test_a_worker_that_is_killed_while_it_sends_loses_none(
 ) -> None:
     """Another one sends it: at least once, and each copy has one task id."""
     letter = stored(shop)
-    tests = str(Path(intervals.__file__).parent)
-    command = (sys.executable, "-c", DIES, shop.app.conf.broker_url, redis_url, when, tests)
-    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    done = run_forked("-c", DIES, shop.app.conf.broker_url, redis_url, when)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     poll(lambda: (deliver(shop), waiting(shop) == 0)[1], timeout_seconds=20)
     found = sent(shop)
     assert len(found) == (1 if when == "before" else 2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +12,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, an_app, key_of
+from fork_server import run_forked
 from fresh import fresh_conf, fresh_store
 from pyarrow import fs as pafs
 from servers import RedisServer
@@ -182,6 +178,8 @@ def test_letters_with_odd_numbers_and_times_become_faithful_rows(
 @pytest.mark.parametrize("name", ["007", "2026-01-31", "epoch", "a/b c%=:", "süß", "x" * 400])
 def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, name: str) -> None:
     """Readers that guess types take no queue for a number or a day."""
+    import duckdb
+
     put(store, dead_letter_queue=name)
     run(store, tmp_path)
     found = duckdb.sql(f"select * from read_parquet('{tmp_path}/**/*.parquet')").df()  # noqa: S608 - our own folder
@@ -195,6 +193,10 @@ def test_queues_of_any_name_have_a_folder_of_text(store: Any, tmp_path: Path, na
 
 def test_duckdb_pandas_polars_and_arrow_read_versions_together(store: Any, tmp_path: Path) -> None:
     """A folder that version 1 began and a later one with one more field went on with."""
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
     old = put(store, 3)
     run(store, tmp_path)
     newer = table.table([{k.encode(): v for k, v in a_letter().to_fields().items()}])
@@ -428,13 +430,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_half(
     letters = put(store, 3) + [
         letter for _ in range(20) for letter in put(store, body=os.urandom(50_000))
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, redis_url, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_forked("-c", _FULL, redis_url, str(tmp_path))
     assert done.stdout.startswith("ExportError expected "), done.stdout + done.stderr
     assert files(tmp_path) == []
     assert list((tmp_path / "_celery_dlq" / "drafts").iterdir()) == []

@@ -28,18 +28,20 @@ def letters_key(queue: str) -> str:
     return f"dlq:{{{queue}}}:letters"
 
 
-def test_letters_are_stored_once_while_slots_move(cluster_servers: ClusterServers) -> None:
-    """Slots are on their way, then elsewhere: MOVED, ASK and TRYAGAIN are not the operator's."""
+@pytest.mark.parametrize("queue", QUEUES[:3])
+def test_letters_are_stored_once_while_a_slot_moves(
+    cluster_servers: ClusterServers, queue: str
+) -> None:
+    """A slot is on its way, then elsewhere: MOVED, ASK and TRYAGAIN are not the operator's."""
     cluster_servers.flush()
     with writing(backend_of(cluster_servers)) as writers:
-        for queue in QUEUES[:3]:
-            key = letters_key(queue)
-            slot, source = key_slot(key.encode()), cluster_servers.holder(key)
-            target = next(s for s in cluster_servers.masters if s is not source)
-            cluster_servers.begin_move(slot, source, target)
-            more(writers[3:], 5)
-            cluster_servers.end_move(slot, source, target)
-            more(writers)
+        key = letters_key(queue)
+        slot, source = key_slot(key.encode()), cluster_servers.holder(key)
+        target = next(s for s in cluster_servers.masters if s is not source)
+        cluster_servers.begin_move(slot, source, target)
+        more(writers[3:], 5)
+        cluster_servers.end_move(slot, source, target)
+        more(writers)
 
 
 def test_letters_that_were_confirmed_survive_the_death_of_their_master() -> None:

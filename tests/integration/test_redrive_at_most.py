@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import redis
 from builders import DLQ
 from celery.contrib.testing.worker import start_worker
+from fork_server import ForkedProcess
 from killing import KILLED, ends_of
 from servers import RedisServer
 from test_redrive_in_one_step import put
@@ -127,12 +127,11 @@ def test_a_bound_that_is_none_is_refused(make: Make, most: int) -> None:
 
 REDRIVES = """
 import sys
-sys.path.insert(0, sys.argv[2])
 from dataclasses import replace
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters, timing
 timing.current = replace(timing.current, short_look=0.01)
-dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[3]))
+dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[2]))
 print("ready", flush=True)
 jobs = [job for job in dlq.jobs() if job.state == "interrupted"]
 dlq.resume(jobs[0].id) if jobs else dlq.redrive(DLQ, at_most=3, force=True)
@@ -148,7 +147,7 @@ def test_killed_at_any_instant_it_goes_on_within_its_bound(
     url = f"{server.url.removesuffix('0')}{fleet.store.get_connection_kwargs()['db']}"
     fleet.works.set()
 
-    def some_are_taken(process: subprocess.Popen[bytes]) -> None:
+    def some_are_taken(process: ForkedProcess) -> None:
         before = len(fleet.took)
         poll(lambda: len(fleet.took) > before + 1 or process.poll() is not None)
 

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +20,7 @@ import pytest
 import redis
 from builders import DLQ, NOW, a_letter, a_request, an_ended_delivery, key_of
 from click.testing import CliRunner
+from fork_server import TESTS, ForkedProcess, run_forked
 from kombu import Queue
 from rabbit import RabbitServer
 from servers import RedisServer
@@ -253,10 +252,13 @@ def test_a_killed_redrive_is_resumed_and_no_letter_goes_twice(
 ) -> None:
     """By another process, which opens the files again; with claims a copy is counted."""
     dlq = make()
-    letters = archived(dlq, tmp_path, 400)
-    command = [sys.executable, "-c", _OPERATOR, server.url, str(tmp_path), way]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    operator = subprocess.Popen(command, env=env)
+    letters = archived(dlq, tmp_path / "letters", 400)
+    operator = ForkedProcess(
+        ["-c", _OPERATOR, server.url, str(tmp_path / "letters"), way],
+        cwd=TESTS,
+        env=os.environ,
+        log=tmp_path / "operator.log",
+    )
     try:
         poll(lambda: client.llen("orders") > 60, timeout_seconds=30)
     finally:
@@ -332,9 +334,7 @@ def test_killed_at_a_step_it_is_finished_by_resuming_its_job(
     """No letter is lost; only what was published and not noted goes twice, and is counted."""
     dlq = make()
     letters = archived(dlq, tmp_path, 1100)
-    command = [sys.executable, "-c", _DIES, server.url, str(tmp_path), way, owner, name, when]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = run_forked("-c", _DIES, server.url, str(tmp_path), way, owner, name, when)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (job,) = dlq.jobs()
     report = dlq.resume(job.id)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 from builders import DLQ, a_letter, a_request, an_app, key_of
+from fork_server import ForkedProcess
 from killing import KILLED, ends_of
 from kombu import Queue
 from kombu.transport.redis import Channel
@@ -449,12 +450,11 @@ def test_ctrl_c_while_a_batch_is_on_its_way_counts_it(
 
 REDRIVES = """
 import sys
-sys.path.insert(0, sys.argv[2])
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
 from celery_dlq.operations.redrive import one_step
 one_step.OneStep.batch_size = 20
-dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[3]))
+dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[2]))
 print("ready", flush=True)
 jobs = [job for job in dlq.jobs() if job.state == "interrupted"]
 dlq.resume(jobs[0].id) if jobs else dlq.redrive(DLQ)
@@ -471,7 +471,7 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
     sent = [letter.id for letter in put(store, 2000)]
     ends: list[int] = []
 
-    def moves(process: subprocess.Popen[bytes]) -> None:
+    def moves(process: ForkedProcess) -> None:
         poll(partial(_moves, process, store, store.length(DLQ)))
 
     for end in ends_of(REDRIVES, server.url, url, wait=moves, kills=6, step_seconds=0.002):
@@ -522,7 +522,7 @@ def _here_and_there(server: RedisServer) -> tuple[list[str], list[str]]:
         return [fields[b"id"].decode() for _, fields in letters], went(there)
 
 
-def _moves(process: subprocess.Popen[bytes], store: Letters, letters: int) -> bool:
+def _moves(process: ForkedProcess, store: Letters, letters: int) -> bool:
     return process.poll() is not None or store.length(DLQ) < letters
 
 

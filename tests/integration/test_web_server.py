@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from celery import Celery
 from click.testing import CliRunner, Result
+from fork_server import ForkedProcess
 from servers import _free_port, require
 from waiting import poll
 
@@ -45,34 +45,40 @@ class Server:
 
     def __init__(self, folder: Path, url: str, *options: str, **env: str) -> None:
         (folder / "proj.py").write_text(PROJECT)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "proj", "dlq", "web", "--port", "0", *options],
+        self._logs = (folder / "web.log", folder / "web.errors")
+        for log in self._logs:
+            log.write_text("")  # that of the server before
+        self.process = ForkedProcess(
+            ["-A", "proj", "dlq", "web", "--port", "0", *options],
             cwd=folder,
-            env={**os.environ, "PROJ_REDIS": url, "PYTHONUNBUFFERED": "1", **env},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            env={**os.environ, "PROJ_REDIS": url, **env},
+            log=self._logs[0],
+            errors=self._logs[1],
         )
 
     def __enter__(self) -> Server:
-        assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
+        poll(
+            lambda: "\n" in self._printed(0) or self.process.poll() is not None, timeout_seconds=60
+        )
+        self.said = self._printed(0).partition("\n")[0]
         found = re.search(r" at (\S+) ", self.said)
-        assert found, self.said + self.process.communicate()[1]
+        assert found, self._printed(0) + self._printed(1)
         self.url = found[1]
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+        self.process.kill()
+        self.process.wait(30)
+
+    def _printed(self, number: int) -> str:
+        return self._logs[number].read_text("utf-8")
 
     def end(self, number: int) -> tuple[float, int, str]:
         """Send a signal; returns seconds until the end, exit code and all output."""
         began = time.monotonic()
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
-        return time.monotonic() - began, self.process.returncode, out + err
+        code = self.process.wait(30)
+        return time.monotonic() - began, code, self._printed(0) + self._printed(1)
 
 
 def put_letter(url: str) -> None:

@@ -129,7 +129,8 @@ def test_where_the_memory_is_unknown_there_is_no_limit() -> None:
 def test_the_memory_is_not_read_for_each_letter() -> None:
     """Nor while letters wait, until the next tick."""
     server = Server(0)
-    limit = limit_of(server)
+    limit = MemoryLimit(server.read, 0.8, clock=lambda: 0.0)  # however long the letters take
+    limit.tick()
     stored = 0
     while server.store(limit):
         stored += 1

@@ -584,7 +584,7 @@ def test_in_an_event_loop_each_turn_fetches_and_kombu_waits_for_fanout_only(
         connection.default_channel.prepare_message("new"), "", "own"
     )
     turns = hub.create_loop()
-    poll(lambda: next(turns) or len(received) == 2)
+    poll(lambda: next(turns) or len(received) == 2, timeout_seconds=30)
     assert {one.body for one in received} == {b"lost", b"new"}
     assert not transport.cycle.fds
     connection.release()

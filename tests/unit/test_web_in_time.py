@@ -36,13 +36,13 @@ def test_a_comparison_without_time_says_so_on_the_page_and_in_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hold of all of a task must not look as if nothing set its letters apart."""
+    seconds = "celery_dlq.features.differences.operations.AT_ONCE_SECONDS"
+    monkeypatch.setattr(seconds, 10.0)
     web = pages()
     a_cause_and_others(web)
-    shown(web, PAGE)  # what is imported only now takes time
     text = shown(web, PAGE)
     assert NOT_IN_TIME not in text
     assert f"Hold shop.charge with {TENANT}" in text
-    seconds = "celery_dlq.features.differences.operations.AT_ONCE_SECONDS"
     monkeypatch.setattr(seconds, 1e-9)
     text = shown(web, PAGE)
     assert f"{NOT_IN_TIME} Look again" in text

@@ -15,10 +15,27 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["fork_server_preload"])
+
+
+def _start_server() -> None:
+    """Start the server, if it does not run, where it finds what it loads.
+
+    It is told our path, but up to Python 3.13 it does not use it, and then loads nothing.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 class ForkedProcess:
@@ -45,6 +62,7 @@ class ForkedProcess:
     ) -> None:
         log.touch()
         outputs = (str(log), str(errors or log))
+        _start_server()
         self._process = _FORKS.Process(
             target=_run, args=([*arguments], str(cwd), dict(env), outputs), daemon=True
         )
@@ -97,6 +115,7 @@ def _run(arguments: list[str], cwd: str, env: dict[str, str], outputs: tuple[str
     os.environ.clear()
     os.environ.update(env)
     sys.path.insert(0, cwd)
+    assert "fork_server_preload" in sys.modules, "the server has loaded nothing"
     try:
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]

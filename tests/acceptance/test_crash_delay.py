@@ -178,7 +178,7 @@ def test_an_operator_sees_what_waits_and_may_want_it_dead(
     poll(lambda: "starts again in" in worker.output, timeout_seconds=20)
 
     def scheduled() -> list[str]:
-        found = poison.app.control.inspect(timeout=1).scheduled() or {}
+        found = poison.app.control.inspect(timeout=1, limit=1).scheduled() or {}
         return [one["request"]["id"] for several in found.values() for one in several]
 
     poll(lambda: scheduled() == [sent.id], timeout_seconds=20)

@@ -343,7 +343,7 @@ def test_a_shutdown_leaves_nothing_behind(
         wait(0.2)
     if not signals:
         with poison.app.connection() as fresh:  # another test may have closed those of the pool
-            poll(lambda: poison.app.control.ping(timeout=1, connection=fresh))
+            poll(lambda: poison.app.control.ping(timeout=1, limit=1, connection=fresh))
             poison.app.control.shutdown(connection=fresh)
     poll(lambda: worker.process.poll() is not None, timeout_seconds=25)
 
@@ -377,7 +377,7 @@ def test_replaced_pool_processes_neither_double_nor_lose_anything(
         poison.healthy.delay(f"m{number}")
     poll(lambda: ran("m5") == 1, timeout_seconds=30)
     with poison.app.connection() as fresh:  # another test may have closed those of the pool
-        assert poison.app.control.pool_restart(reply=True, timeout=10, connection=fresh)
+        assert poison.app.control.pool_restart(reply=True, timeout=10, limit=1, connection=fresh)
     for number in range(12, 16):
         poison.healthy.delay(f"m{number}")
     poll(all_done, timeout_seconds=30)

@@ -105,7 +105,9 @@ def test_a_pool_that_is_restarted_goes_on_counting(
         if n % 20 == 10:
             killers.append(poison.killed.delay(f"killer {len(killers)}").id)
             with poison.app.connection() as fresh:
-                assert poison.app.control.pool_restart(reply=True, timeout=10, connection=fresh)
+                assert poison.app.control.pool_restart(
+                    reply=True, timeout=10, limit=1, connection=fresh
+                )
 
     found = letters(count=len(killers), timeout_seconds=60)
     poll(nothing_left, timeout_seconds=60)

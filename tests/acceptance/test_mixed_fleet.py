@@ -67,7 +67,7 @@ class Fleet:
             },
             pool=pool,
             app="fleet_app",
-            python=(sys.executable,) if guarded else (PEER,),
+            python=None if guarded else (PEER,),
         )
         if not alone:
             for option in ("--without-gossip", "--without-mingle"):

@@ -25,6 +25,8 @@ GREEN = ("gevent", "eventlet")
 """Pools of greenlets, which are not always installed."""
 READ_AT_IMPORT = {"REMAP_SIGTERM", "AUTOSCALE_KEEPALIVE", "POISON_CONSTANTS"}
 """What a process that is forked from one that has loaded Celery would not see."""
+PATCHES_CELERY = "observed_app"
+"""By Sentry, before the other modules of Celery are imported: it is not forked either."""
 
 
 BROKERS = ("redis", "classic", "quorum", "sqs")
@@ -147,7 +149,8 @@ class Worker:
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
         self._env = environment(redis_url, conf, **(env or {}))
         usual = self._env["PYTHONPATH"] == str(HERE) and not READ_AT_IMPORT & self._env.keys()
-        self._forked = python is None and usual and pool in ("prefork", "threads", "solo")
+        usual = usual and python is None and app != PATCHES_CELERY
+        self._forked = usual and pool in ("prefork", "threads", "solo")
         self.process: subprocess.Popen[bytes] | ForkedProcess
 
     def __enter__(self) -> Worker:

@@ -148,7 +148,7 @@ def test_each_restores_what_a_killed_one_held(
     """Mixed fleet, upgrade and rollback: what ran, what was prefetched, what waits for its ETA."""
     first = fleet.start(dead)
     keys = ["runs", "prefetched-1", "prefetched-2", "eta"]
-    fleet.send("healthy", "runs", 3)
+    fleet.send("stuck", "runs")
     poll(lambda: fleet.ran("runs"))
     fleet.send("healthy", "eta", countdown=2)
     for key in keys[1:3]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 import time
 from typing import Any
@@ -39,10 +38,8 @@ app.conf.broker_transport_options = {
 }
 app.conf.update(json.loads(os.environ.get("FLEET_CONF", "{}")))
 if os.environ.get("FLEET_GUARDED"):
-    from celery_dlq import DeadLetters, timing
+    from celery_dlq import DeadLetters
 
-    if "TEST_TIMING" in os.environ:
-        timing.current = pickle.loads(bytes.fromhex(os.environ["TEST_TIMING"]))
     app.conf.update(dlq_queues={"*": {"max_deliveries": 9}}, dlq_lease=5)
     dlq = DeadLetters(app)
 

@@ -15,7 +15,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import intervals
 import pytest
 import redis
 from celery import VERSION, Celery
@@ -121,11 +120,8 @@ def test_a_plain_and_a_guarded_worker_share_a_queue(fleet: Fleet) -> None:
     assert {names[0].partition("-")[0] for names in ran} == set(KINDS)
 
 
-def test_a_guarded_worker_has_one_connection_more_than_a_plain_one(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guarded_worker_has_one_connection_more_than_a_plain_one(fleet: Fleet) -> None:
     """That of the thread which renews leases; what a start or a letter opened is closed again."""
-    intervals.change(monkeypatch, tick=0.1)
     fleet.send("healthy", "first")
     before, found = len(fleet.broker.client_list()), {}
     for kind in KINDS:

@@ -133,6 +133,7 @@ def _run(arguments: list[str], cwd: str, env: dict[str, str], outputs: tuple[str
     os.environ.clear()
     os.environ.update(env)
     sys.path.insert(0, cwd)
+    assert "fork_server_preload" in sys.modules, "the server has loaded nothing"
     try:
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]

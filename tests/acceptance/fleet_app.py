@@ -56,6 +56,14 @@ def healthy(self: Any, key: str, seconds: float = 0) -> str:
     return key
 
 
+@app.task(name="fleet.stuck", bind=True)
+def stuck(self: Any, key: str) -> None:
+    """Until its worker is killed; the next one ends it at once."""
+    trace(key, self.request)
+    if not self.request.delivery_info.get("redelivered"):
+        time.sleep(60)
+
+
 @app.task(name="fleet.limited", bind=True, rate_limit="2/s")
 def limited(self: Any, key: str) -> str:
     trace(key, self.request)

@@ -52,9 +52,14 @@ def test_a_letter_is_redriven_until_its_times_are_used_up(
 
 
 def test_a_worker_killed_in_a_redrive_by_policy_is_followed_by_another(
-    here: Place, poison: ModuleType, start_worker: Start, ran: Ran
+    here: Place,
+    poison: ModuleType,
+    start_worker: Start,
+    ran: Ran,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other one takes over when the lease of the dead one is over: nothing twice."""
+    intervals.change(monkeypatch, redrive_lease=5.0, job_silent=timedelta(seconds=5), claim=10.0)
     conf = policy()
     conf["dlq_queues"]["orders"]["max_deliveries"] = 9  # what it ran when it was killed runs again
     letters = [put(poison) for _ in range(400)]

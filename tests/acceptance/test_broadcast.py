@@ -80,4 +80,5 @@ def test_what_a_broadcast_that_kills_its_process_leaves_behind(
     starts = sum(one.output.count("dies here") for one in workers)
     found = run_python(redis_url, "-c", QUEUES, **place.env).stdout.strip()
     assert found == ("[]" if place.name == "redis" else "[('refresh-DLQ', 1)]")
-    assert starts in ((2,) if place.name == "redis" else (3, 4))  # two of them at once count once
+    # What starts while the other one runs is not counted.
+    assert starts in ((2,) if place.name == "redis" else range(3, 7))

@@ -74,27 +74,20 @@ def args(poison: ModuleType) -> list[int]:
     return [int(json.loads(entry.letter.args_json or "")[0]) for entry in found]
 
 
-@pytest.fixture
-def broker(place: Place) -> Place:
-    """The brokers that keep the order."""
-    if place.name == "sqs":
-        pytest.skip("no order, and a quarter of a minute each")
-    return place
-
-
+@pytest.mark.parametrize("place", ["redis", "classic"], indirect=True)
 def test_an_outage_makes_few_letters_and_everything_else_runs_after_it(
     poison: ModuleType,
     redis_url: str,
     start_worker: Callable[..., Worker],
     downstream: redis.Redis,
-    broker: Place,
+    place: Place,
 ) -> None:
     """Letters stop at about ``deaths``; two workers make one opening and one closing."""
-    total = 1000
+    total = 400
     downstream.set("outage", 1)
     for number in range(2):
-        start_worker(CONF, arguments=("-n", f"w{number}@test"), env=broker.env)
-    publish(redis_url, broker, 0, total)
+        start_worker(CONF, arguments=("-n", f"w{number}@test"), env=place.env)
+    publish(redis_url, place, 0, total)
     poll(lambda: number_of_letters(poison) + held(poison) >= total, timeout_seconds=90)
     letters = number_of_letters(poison)
     assert 20 <= letters <= 20 + 40
@@ -232,9 +225,9 @@ def test_a_full_breaker_probes_with_what_is_on_the_broker(
     downstream.set("outage", 1)
     few = json.dumps({"celery_dlq.store.holds:MOST_HELD": 30})
     worker = start_worker(CONF, env={"POISON_CONSTANTS": few})
-    publish(redis_url, Place("redis"), 0, 300)
+    publish(redis_url, Place("redis"), 0, 120)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=60)
     downstream.delete("outage")
     poll(lambda: states(poison) == [] and held(poison) == 0, timeout_seconds=90)
-    poll(lambda: len(succeeded(downstream)) == 300 - number_of_letters(poison), timeout_seconds=60)
+    poll(lambda: len(succeeded(downstream)) == 120 - number_of_letters(poison), timeout_seconds=60)
     assert "is full; a message runs as a probe" in worker.output

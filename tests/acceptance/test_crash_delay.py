@@ -78,7 +78,16 @@ def test_healthy_neighbours_run_while_many_wait(
     assert {ran(key) for key in poisoned} == {1}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        ("redis", signal.SIGTERM),
+        ("redis", signal.SIGKILL),
+        ("classic", signal.SIGTERM),
+        ("quorum", signal.SIGKILL),
+    ],
+    indirect=["place"],
+)
 def test_a_message_that_waits_survives_its_worker(
     poison: ModuleType,
     redis_url: str,
@@ -89,18 +98,16 @@ def test_a_message_that_waits_survives_its_worker(
     how: signal.Signals,
 ) -> None:
     """The next worker waits for the rest, and starts it as often as its limit says."""
-    if place.name == "sqs":
-        pytest.skip("its visibility timeout is longer than the wait")
-    first = start_worker(conf(max_deliveries=2, crash_delay=9), env=place.env)
+    first = start_worker(conf(max_deliveries=2, crash_delay=6), env=place.env)
     send(redis_url, place, ("killed", "x"))
     poll(lambda: "starts again in" in first.output, timeout_seconds=20)
     first.process.send_signal(how)
     first.process.wait(15)
     first.kill()
-    start_worker(conf(max_deliveries=2, crash_delay=9), env=place.env)
+    start_worker(conf(max_deliveries=2, crash_delay=6), env=place.env)
     (letter,) = letters(timeout_seconds=40)
     assert (letter.deliveries, ran("x")) == (2, 2)
-    assert timedelta(seconds=8.9) <= gaps(letter)[0] <= timedelta(seconds=25)
+    assert timedelta(seconds=5.9) <= gaps(letter)[0] <= timedelta(seconds=25)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +126,22 @@ def test_a_message_that_took_its_worker_down_waits(
 ) -> None:
     """Nobody recorded the end; the last sign of life of its worker is it."""
     how: dict[str, Any] = {"env": place.env, "pool": pool}
-    worker = start_worker(conf(max_deliveries=2, crash_delay=20), **how)
+    delay = 14 if place.name == "redis" else 8  # there it comes back after its lease of 5 s
+    worker = start_worker(conf(max_deliveries=2, crash_delay=delay), **how)
     send(redis_url, place, ("kills_worker" if pool == "prefork" else "killed", "x"))
     worker.process.wait(20)
     worker.kill()
-    second = start_worker(conf(max_deliveries=2, crash_delay=20), **how)
+    second = start_worker(conf(max_deliveries=2, crash_delay=delay), **how)
     poll(lambda: "starts again in" in second.output, timeout_seconds=20)
     send(redis_url, place, ("healthy", "beside"))
     poll(lambda: ran("beside") == 1, timeout_seconds=10)
     assert ran("x") == 1
     second.process.wait(60)
     second.kill()
-    start_worker(conf(max_deliveries=2, crash_delay=20), **how)
+    start_worker(conf(max_deliveries=2, crash_delay=delay), **how)
     (letter,) = letters(timeout_seconds=30)
     assert (letter.deliveries, ran("x")) == (2, 2)
-    assert gaps(letter)[0] >= timedelta(seconds=18)  # signs are a second apart, or more
+    assert gaps(letter)[0] >= timedelta(seconds=delay - 2)  # signs are a second apart, or more
 
 
 def test_a_message_at_its_limit_does_not_wait(
@@ -148,7 +156,7 @@ def test_a_message_at_its_limit_does_not_wait(
         poll(lambda: not client.hlen("unacked"), timeout_seconds=10)
 
 
-@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+@pytest.mark.parametrize("place", ["quorum"], indirect=True)
 def test_a_lost_connection_neither_loses_nor_doubles_what_waits(
     poison: ModuleType,
     redis_url: str,
@@ -178,7 +186,7 @@ def test_an_operator_sees_what_waits_and_may_want_it_dead(
     poll(lambda: "starts again in" in worker.output, timeout_seconds=20)
 
     def scheduled() -> list[str]:
-        found = poison.app.control.inspect(timeout=1).scheduled() or {}
+        found = poison.app.control.inspect(timeout=1, limit=1).scheduled() or {}
         return [one["request"]["id"] for several in found.values() for one in several]
 
     poll(lambda: scheduled() == [sent.id], timeout_seconds=20)

@@ -222,7 +222,7 @@ def test_connections_that_redis_closes_cost_no_message_and_no_cpu(
     acknowledged(broker.client())
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
 def test_a_worker_lives_below_the_idle_timeout_of_redis(
     poison: ModuleType, start_worker: Start, ran: Ran, pool: str
 ) -> None:

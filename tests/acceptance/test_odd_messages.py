@@ -141,7 +141,7 @@ def test_tasks_that_a_running_worker_gets_to_know_are_guarded(
     start_worker({"worker_pool_restarts": True}, arguments=("--concurrency", "1"))
     with poison.app.connection() as fresh:  # another test may have closed those of the pool
         control = poison.app.control
-        inspect = control.inspect(timeout=1, connection=fresh)
+        inspect = control.inspect(timeout=1, limit=1, connection=fresh)
 
         def processes() -> set[int]:
             (stats,) = (inspect.stats() or {"": {"pool": {"processes": []}}}).values()

@@ -390,7 +390,7 @@ def test_a_plan_names_a_queue_without_a_worker_and_a_delay_that_is_too_long(
     assert poison.dlq.plan("redrive", QUEUE, **late).preview["waits_for"] == waits
     report = poison.dlq.redrive(QUEUE, **{**late, "canary_wait": 0.5})
     assert report.canary["verdict"] == "not finished"
-    poison.app.control.cancel_consumer("orders", reply=True)
+    poison.app.control.cancel_consumer("orders", reply=True, limit=1)
     what = "a live worker that consumes queue 'orders'"
     poll(lambda: poison.dlq.dry_run(QUEUE).waits_for == {what: 1}, timeout_seconds=60)
     said = dlq(

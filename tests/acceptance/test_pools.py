@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from waiting import poll
-from workers import HERE, Worker
+from workers import Worker
 
 from celery_dlq import DeadLetter, Reason
 
@@ -59,7 +59,7 @@ def test_a_pool_that_grows_and_shrinks_while_its_processes_are_killed(
     nothing_left: Callable[[], bool],
 ) -> None:
     """Only what kills its process again and again becomes a letter; every other task runs."""
-    env = {"AUTOSCALE_KEEPALIVE": "0.5", "PYTHONPATH": f"{HERE}{os.pathsep}"}  # not the fork server
+    env = {"AUTOSCALE_KEEPALIVE": "0.5"}
     worker = start_worker(CONF, arguments=("--autoscale", "6,1"), env=env)
     poison.healthy.delay("first")
     poll(lambda: ran("first") == 1)  # a pool that never ran a task ends the worker when it dies
@@ -105,7 +105,9 @@ def test_a_pool_that_is_restarted_goes_on_counting(
         if n % 20 == 10:
             killers.append(poison.killed.delay(f"killer {len(killers)}").id)
             with poison.app.connection() as fresh:
-                assert poison.app.control.pool_restart(reply=True, timeout=10, connection=fresh)
+                assert poison.app.control.pool_restart(
+                    reply=True, timeout=10, limit=1, connection=fresh
+                )
 
     found = letters(count=len(killers), timeout_seconds=60)
     poll(nothing_left, timeout_seconds=60)

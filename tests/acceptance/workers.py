@@ -22,6 +22,10 @@ HERE = Path(__file__).parent
 QUEUES = "orders,slow,patient,unguarded"
 GREEN = ("gevent", "eventlet")
 """Pools of greenlets, which are not always installed."""
+READ_AT_IMPORT = {"REMAP_SIGTERM", "AUTOSCALE_KEEPALIVE", "POISON_CONSTANTS"}
+"""What a process that is forked from one that has loaded Celery would not see."""
+PATCHES_CELERY = "observed_app"
+"""By Sentry, before the other modules of Celery are imported: it is not forked either."""
 
 
 BROKERS = ("redis", "classic", "quorum", "sqs")
@@ -91,7 +95,7 @@ class Worker:
         env: More of the environment.
         pool: Celery's name of the pool.
         app: The module of the app.
-        python: The command that starts Python.
+        python: The command that starts Python; by default it is forked, where that is the same.
         mingles: Ask other workers at the start what was revoked.
     """
 
@@ -104,14 +108,14 @@ class Worker:
         env: dict[str, str] | None = None,
         pool: str = "prefork",
         app: str = "poison_app",
-        python: tuple[str, ...] = (sys.executable,),
+        python: tuple[str, ...] | None = None,
         *,
         mingles: bool = False,
     ) -> None:
         if pool in GREEN:
             pytest.importorskip(pool)
         self.log = log
-        self._python = python
+        self._python = python or (sys.executable,)
         self.command = [
             "-A",
             app,
@@ -130,7 +134,8 @@ class Worker:
         ]
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}
         self._env = environment(redis_url, conf, **(env or {}))
-        usual = python == (sys.executable,) and self._env["PYTHONPATH"] == str(HERE)
+        usual = self._env["PYTHONPATH"] == str(HERE) and not READ_AT_IMPORT & self._env.keys()
+        usual = usual and python is None and app != PATCHES_CELERY
         self._forked = usual and pool in ("prefork", "threads", "solo")
         self.process: subprocess.Popen[bytes] | ForkedProcess
 

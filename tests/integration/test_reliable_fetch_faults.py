@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import kombu
 import pytest
 import redis
-from command_proxy import CommandProxy, runs, sends
+from command_proxy import CommandProxy, Fault, runs, sends
 from servers import RedisServer
 from waiting import poll
 
@@ -25,6 +26,7 @@ from celery_dlq.transport.redis.leases import Leases
 QUEUE = "work"
 KEYS = ("unacked", "unacked_index", "unacked_leases")
 LEASE_SECONDS = 3.0
+WAIT_SECONDS = 10 * LEASE_SECONDS
 MESSAGES = 12
 
 
@@ -197,39 +199,61 @@ class Holder:
         self.held.append((name, message))
 
 
-@pytest.fixture
-def ledger(redis_server: RedisServer, redis_url: str) -> Ledger:
-    """A ledger of an empty Redis."""
-    return Ledger(redis_server.client())
+class Scene:
+    """A Redis of its own, a proxy before it, a ledger and holders; a context manager.
+
+    Args:
+        kind: When the proxy cuts: before the command, or after it.
+        command: Where it cuts.
+    """
+
+    def __init__(self, kind: str, command: str) -> None:
+        self.kind, self.command = kind, command
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Scene:
+        self.server = self._stack.enter_context(RedisServer())
+        self.proxy = self._stack.enter_context(CommandProxy(self.server.port))
+        self.ledger = Ledger(self.server.client())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def holder(self, port: int | None = None, **more: Any) -> Holder:
+        """Start a holder, which is closed in the end."""
+        one = Holder(self.ledger, port or self.server.port, **more)
+        self._stack.callback(lambda: one.keeper.stopped or one.close())
+        return one
+
+    def fault(self, **more: Any) -> Fault:
+        """Let the proxy cut at the command."""
+        return self.proxy.fault(self.kind, COMMANDS[self.command], **more)
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[CommandProxy]:
-    """A proxy before Redis."""
-    with CommandProxy(redis_server.port) as proxy:
-        yield proxy
+def at_each_command(check: Callable[[Scene], None], kind: str) -> None:
+    """Check all at the same time, each with servers of its own: each waits for leases."""
+
+    def one(command: str) -> None:
+        with Scene(kind, command) as scene:
+            check(scene)
+
+    with ThreadPoolExecutor(len(COMMANDS)) as threads:
+        found = {command: threads.submit(one, command) for command in COMMANDS}
+    for command, done in found.items():
+        if problem := done.exception():
+            raise AssertionError(command) from problem
 
 
-@pytest.fixture
-def holder(ledger: Ledger, redis_server: RedisServer) -> Iterator[Callable[..., Holder]]:
-    """Start holders; all are closed after the test."""
-    with ExitStack() as stack:
-
-        def start(port: int | None = None, **more: Any) -> Holder:
-            one = Holder(ledger, port or redis_server.port, **more)
-            stack.callback(lambda: one.keeper.stopped or one.close())
-            return one
-
-        yield start
-
-
-def left_by_a_dead_worker(ledger: Ledger, holder: Callable[..., Holder], server: Any) -> None:
-    """Let a worker die that held three messages."""
-    ledger.publish([f"dead-{n}" for n in range(3)])
-    with CommandProxy(server.port) as way:
-        dead = holder(way.port, keeps=lambda: 3, prefetch=3)
+def left_by_a_dead_worker(scene: Scene) -> None:
+    """Let a worker die that held three messages; where the bell is asked, others are on duty."""
+    scene.ledger.publish([f"dead-{n}" for n in range(3)])
+    with CommandProxy(scene.server.port) as way:
+        dead = scene.holder(way.port, keeps=lambda: 3, prefetch=3)
         poll(lambda: dead.step() or len(dead.held) == 3)
         dead.die(way)
+    if scene.command == "bell":
+        others_are_on_duty(scene.server)
 
 
 def others_are_on_duty(server: RedisServer) -> None:
@@ -252,49 +276,39 @@ def work(ledger: Ledger, *holders: Holder, until: Callable[[], bool], seconds: f
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_cut_at_any_command_loses_nothing_and_doubles_nothing(
-    command: str,
-    kind: str,
-    ledger: Ledger,
-    proxy: CommandProxy,
-    holder: Callable[..., Holder],
-    redis_server: RedisServer,
-) -> None:
+def test_a_cut_at_any_command_loses_nothing_and_doubles_nothing(kind: str) -> None:
     """Two connections are cut at the command; the worker goes on and acknowledges each once."""
-    left_by_a_dead_worker(ledger, holder, redis_server)
-    if command == "bell":
-        others_are_on_duty(redis_server)
-    fault = proxy.fault(kind, COMMANDS[command], times=2)
-    ledger.publish([f"{n}" for n in range(MESSAGES)])
-    one = holder(proxy.port, keeps=lambda: int(not fault.met.is_set()))
-    work(ledger, one, until=fault.met.is_set, seconds=6 * LEASE_SECONDS)
-    ledger.publish([f"later-{n}" for n in range(MESSAGES)])
-    work(ledger, one, holder(prefetch=2), until=ledger.is_clean, seconds=6 * LEASE_SECONDS)
-    assert ledger.acknowledged == ledger.published
+
+    def check(scene: Scene) -> None:
+        ledger = scene.ledger
+        left_by_a_dead_worker(scene)
+        fault = scene.fault(times=2)
+        ledger.publish([f"{n}" for n in range(MESSAGES)])
+        one = scene.holder(scene.proxy.port, keeps=lambda: int(not fault.met.is_set()))
+        work(ledger, one, until=fault.met.is_set, seconds=WAIT_SECONDS)
+        ledger.publish([f"later-{n}" for n in range(MESSAGES)])
+        work(ledger, one, scene.holder(prefetch=2), until=ledger.is_clean, seconds=WAIT_SECONDS)
+        assert ledger.acknowledged == ledger.published
+
+    at_each_command(check, kind)
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_worker_that_dies_at_any_command_leaves_all_to_the_others(
-    command: str,
-    kind: str,
-    ledger: Ledger,
-    proxy: CommandProxy,
-    holder: Callable[..., Holder],
-    redis_server: RedisServer,
-) -> None:
+def test_a_worker_that_dies_at_any_command_leaves_all_to_the_others(kind: str) -> None:
     """After the lease another worker has acknowledged what the dead one had not."""
-    left_by_a_dead_worker(ledger, holder, redis_server)
-    if command == "bell":
-        others_are_on_duty(redis_server)
-    ledger.publish([f"{n}" for n in range(MESSAGES)])
-    fault = proxy.fault(kind, COMMANDS[command], last=True)
-    one = holder(proxy.port, keeps=lambda: 1)
-    with suppress(Exception):  # it cannot connect again
-        work(ledger, one, until=fault.met.is_set, seconds=6 * LEASE_SECONDS)
-    assert fault.met.is_set()
-    one.die(proxy)
-    ledger.check()
-    work(ledger, holder(), until=ledger.is_clean, seconds=6 * LEASE_SECONDS)
-    assert ledger.acknowledged == ledger.published
+
+    def check(scene: Scene) -> None:
+        ledger = scene.ledger
+        left_by_a_dead_worker(scene)
+        ledger.publish([f"{n}" for n in range(MESSAGES)])
+        fault = scene.fault(last=True)
+        one = scene.holder(scene.proxy.port, keeps=lambda: 1)
+        with suppress(Exception):  # it cannot connect again
+            work(ledger, one, until=fault.met.is_set, seconds=WAIT_SECONDS)
+        assert fault.met.is_set()
+        one.die(scene.proxy)
+        ledger.check()
+        work(ledger, scene.holder(), until=ledger.is_clean, seconds=WAIT_SECONDS)
+        assert ledger.acknowledged == ledger.published
+
+    at_each_command(check, kind)

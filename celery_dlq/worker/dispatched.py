@@ -19,7 +19,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from struct import Struct
 from typing import Any
 
@@ -211,8 +211,9 @@ class Results:
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, one_write: Callable[[], Any] = nullcontext) -> None:
         self._inner = inner
+        self._one_write = one_write  # what a result starts is counted together with its letter
         self._begun: dict[int, bytearray] = {}  # by pipe: what has arrived of its next message
         handler = inner._result_handler  # noqa: SLF001
         handler._recv_message = self.receive  # noqa: SLF001
@@ -223,13 +224,18 @@ class Results:
         """Handle what has arrived; a generator that goes on while a message is not whole."""
         messages, waited = self._read(fd), False
         while fd in self._begun:
-            _call_for_each(callback, messages)
+            self._handle(callback, messages)
             waited = True
             yield  # which registers this generator instead of the handler
             messages = self._read(fd)
         if waited:
             add_reader(fd, self._inner._result_handler.handle_event, fd)  # noqa: SLF001
-        _call_for_each(callback, messages)
+        self._handle(callback, messages)
+
+    def _handle(self, callback: Any, messages: list[bytearray]) -> None:
+        """Handle what the event loop read; it gives jobs to processes after that."""
+        with self._one_write():
+            _call_for_each(callback, messages)
 
     def read_of_dead(self, process: Any) -> None:
         """Handle all that a dead process reported; the rest of its last message never comes."""

@@ -183,6 +183,42 @@ def test_a_connection_that_was_closed_costs_no_count(
     assert connection.errors == 0
 
 
+def test_starts_go_out_with_the_next_command_that_is_awaited(
+    own: Parts, server: RedisServer
+) -> None:
+    """Or at the end: Redis reads its socket once for a letter and the start that its end allows."""
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(3)]
+    assert counter.count_first(keys[0], a_delivery())
+    with connection.one_write():
+        assert counter.count_first(keys[1], a_delivery())
+        assert count_of(server, keys[1]) == 0
+        connection.send_and_wait("PING")
+        assert count_of(server, keys[1]) == 1
+        assert counter.count_first(keys[2], a_delivery())
+    poll(lambda: count_of(server, keys[2]) == 1)
+    assert counter.count_first(keys[0], a_delivery())
+    poll(lambda: count_of(server, keys[0]) == 2)
+
+
+@pytest.mark.parametrize("by", ["Redis", "this process"])
+def test_starts_that_wait_for_another_command_survive_a_closed_connection(
+    own: Parts, server: RedisServer, by: str
+) -> None:
+    """Each counts once, whether it was on its way or not."""
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(3)]
+    assert counter.count_first(keys[0], a_delivery())
+    with connection.one_write():
+        assert counter.count_first(keys[1], a_delivery())
+        cut(server) if by == "Redis" else connection.disconnect()
+        assert counter.count_first(keys[2], a_delivery())
+        cut(server) if by == "Redis" else connection.disconnect()
+    counter.flush()
+    assert [count_of(server, key) for key in keys] == [1, 1, 1]
+    assert connection.errors == 0
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, first: bool) -> None:
     """The first may have arrived before its connection broke."""

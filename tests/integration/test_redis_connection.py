@@ -327,6 +327,19 @@ def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: Red
     assert store.remove(DLQ, [letter.id]) == 1
 
 
+def test_notes_that_nobody_needs_go_faster_than_they_come(
+    parts: Parts, redis_server: RedisServer
+) -> None:
+    """Each tenth letter removes a hundred, and none that may still be needed."""
+    store, client, notes = parts.store(), redis_server.client(), KEYS.late_copies(DLQ)
+    client.zadd(notes, {f"old-{number}": 1 for number in range(250)})
+    letters = [a_letter(id=f"letter-{number}") for number in range(21)]
+    for letter in letters:
+        store.dead_letter(letter, key_of(letter))
+    assert {*client.zrange(notes, 0, -1)} == {letter.id.encode() for letter in letters}
+    assert client.pttl(notes) > 0
+
+
 def readable(store: Letters, letter_id: str) -> bool:
     """True if a letter can be read now; reading rests a moment after a failure."""
     try:

@@ -6,6 +6,7 @@ local function note_late_copy(key, member, now, keep, ttl)
   redis.call('ZADD', key, now + keep, member)
   if not ttl then return end
   redis.call('PEXPIRE', key, ttl + MINUTE_MILLIS)
+  now = redis.call('TIME')[1] * 1000  -- entries of a stream go on from a clock that was ahead
   local overdue = redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, MAX_OVERDUE)
   if #overdue > 0 then redis.call('ZREM', key, unpack(overdue)) end
 end

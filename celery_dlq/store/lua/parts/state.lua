@@ -9,7 +9,7 @@ local function ended_resolution(state, release)  -- returns when it was made; ni
   if not is_earlier then return resolved_at end
 end
 local function regressed(state, at, release, id)  -- returns the new state; nil if it stays
-  if not (state and ended_resolution(state, release)) then return nil end
+  if not ended_resolution(state, release) then return nil end
   local facts = string.match(state, '^[^|]*|[^|]*|[^|]*|[^|]*|(.*)$')
   return table.concat({'regressed', at, release, id, facts}, '|')
 end

@@ -83,10 +83,6 @@ class OutageBackoff:
             self._backoff.worked()
 
 
-def _packed(commands: Sequence[Command], before: bytes) -> bytes:
-    return b"".join([before + pack_command(one) for one in commands])
-
-
 def commands_of(repetitions: Sequence[Repetition]) -> list[Command]:
     """Make the commands that are made when they are sent."""
     return [one() if callable(one) else one for one in repetitions]
@@ -132,8 +128,7 @@ class PipelinedConnection:
         self.unconfirmed: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self.kept: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._in_doubt = False  # what is unconfirmed may have been refused
-        self._gathers = False  # what is unanswered waits for the next write
-        self._gathered = b""
+        self._gathers, self._gathered = False, list[Command]()  # these wait for the next write
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
         self._alone_until = self._replicated_until = 0.0
@@ -153,7 +148,7 @@ class PipelinedConnection:
             pending = self.kept if keep else self.unconfirmed
             gathers = self._gathers and self.skips_replies and self.is_open
             if again and gathers and len(pending) < self._MAX_UNCONFIRMED:
-                self._gathered += _packed(commands, _NO_REPLY_PACKED)
+                self._gathered += commands
                 pending.extend(again)
                 return True
             try:
@@ -180,8 +175,8 @@ class PipelinedConnection:
     def one_write(self) -> Iterator[None]:
         """Let unanswered commands go out with the next that is awaited, or at the end.
 
-        Redis then reads its socket once, which costs as much as a script. What is lost until then
-        is repeated like what Redis has not confirmed.
+        Each read of its socket costs Redis as much as a small script. If the connection is lost
+        until then, they are repeated like all that is not confirmed.
         """
         self._gathers = True
         try:
@@ -397,8 +392,11 @@ class PipelinedConnection:
             self.skips_replies = self._may_skip_replies()
         # Like redis-py, without its checks of each argument: these are all our own.
         before = b"" if reply or not self.skips_replies else _NO_REPLY_PACKED
-        packed: bytes | memoryview = self._gathered + _packed(commands, before)
-        self._gathered = b""
+        gathered = [_NO_REPLY_PACKED + pack_command(one) for one in self._gathered]
+        self._gathered.clear()
+        packed: bytes | memoryview = b"".join(
+            gathered + [before + pack_command(one) for one in commands]
+        )
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
@@ -453,7 +451,7 @@ class PipelinedConnection:
 
     def disconnect(self) -> None:
         """Disconnect, so that a late reply is not taken for the reply to another command."""
-        self._gathered = b""  # it is unconfirmed, too
+        self._gathered.clear()  # they are not confirmed, so they are sent again
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()

@@ -28,9 +28,9 @@ for i = #KEYS > (woken and 9 or BLOCK) and skip_empty(6) or 6, #KEYS do  -- 4 ar
     local queue = ARGV[3 + (i - 6) % queues]
     if queue ~= '' then
       local time = redis.call('TIME')
-      local ends = math.ceil(time[1] + time[2] / 1000000 + ARGV[2])  -- fractions cost Redis more
-      redis.call('ZADD', KEYS[3], ends, ARGV[1])
-      redis.call('ZADD', KEYS[2], time[1], ARGV[1])
+      local now = time[1] + time[2] / 1000000
+      redis.call('ZADD', KEYS[3], now + tonumber(ARGV[2]), ARGV[1])
+      redis.call('ZADD', KEYS[2], now, ARGV[1])
       redis.call('HSET', KEYS[1], ARGV[1], '[' .. entry .. ',"",' .. queue .. ']')
     end
     if mode % 8 == 0 then return {i - 5, entry} end

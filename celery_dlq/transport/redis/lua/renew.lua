@@ -9,12 +9,11 @@
 -- their messages.
 redis.call('ZREM', KEYS[3], '')
 local time = redis.call('TIME')
-local given, unknown = {}, {}
-local ends = math.ceil(time[1] + time[2] / 1000000 + ARGV[1])  -- whole seconds: see fetch.lua
+local now, given, unknown = time[1] + time[2] / 1000000, {}, {}
 for i = 2, #ARGV do
   if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then
-    redis.call('ZADD', KEYS[3], ends, ARGV[i])
-    redis.call('ZADD', KEYS[2], time[1], ARGV[i])
+    redis.call('ZADD', KEYS[3], now + tonumber(ARGV[1]), ARGV[i])
+    redis.call('ZADD', KEYS[2], now, ARGV[i])
   elseif redis.call('ZSCORE', KEYS[4], ARGV[i]) then
     given[#given + 1] = ARGV[i]
   else

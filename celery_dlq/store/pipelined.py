@@ -8,8 +8,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import redis
@@ -128,6 +128,7 @@ class PipelinedConnection:
         self.unconfirmed: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self.kept: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._in_doubt = False  # what is unconfirmed may have been refused
+        self._gathers, self._gathered = False, list[Command]()  # these wait for the next write
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
         self._alone_until = self._replicated_until = 0.0
@@ -145,6 +146,11 @@ class PipelinedConnection:
         """
         with self._lock:
             pending = self.kept if keep else self.unconfirmed
+            gathers = self._gathers and self.skips_replies and self.is_open
+            if again and gathers and len(pending) < self._MAX_UNCONFIRMED:
+                self._gathered += commands
+                pending.extend(again)
+                return True
             try:
                 self._write_commands(commands, reply=False)
                 if not self.skips_replies:
@@ -164,6 +170,21 @@ class PipelinedConnection:
                 if len(pending) >= self._MAX_UNCONFIRMED and not self._in_doubt:
                     self.probe_writes(again[-1:])
             return True
+
+    @contextmanager
+    def one_write(self) -> Iterator[None]:
+        """Let unanswered commands go out with the next that is awaited, or at the end.
+
+        Each read of its socket costs Redis as much as a small script. If the connection is lost
+        until then, they are repeated like all that is not confirmed.
+        """
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            if self._gathered:
+                self.send_unanswered(())
 
     def probe_writes(self, commands: Sequence[Repetition]) -> bool:
         """Write commands and wait; log a failure and return False. Never raises.
@@ -371,7 +392,11 @@ class PipelinedConnection:
             self.skips_replies = self._may_skip_replies()
         # Like redis-py, without its checks of each argument: these are all our own.
         before = b"" if reply or not self.skips_replies else _NO_REPLY_PACKED
-        packed: bytes | memoryview = b"".join([before + pack_command(one) for one in commands])
+        gathered = [_NO_REPLY_PACKED + pack_command(one) for one in self._gathered]
+        self._gathered.clear()
+        packed: bytes | memoryview = b"".join(
+            gathered + [before + pack_command(one) for one in commands]
+        )
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
@@ -426,6 +451,7 @@ class PipelinedConnection:
 
     def disconnect(self) -> None:
         """Disconnect, so that a late reply is not taken for the reply to another command."""
+        self._gathered.clear()  # they are not confirmed, so they are sent again
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()

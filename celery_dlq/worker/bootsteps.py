@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -153,7 +154,9 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(guard.start_later, consumer)
             _quietly(guard.in_loop, consumer)
 
-        _quietly(read_before_put_back, consumer.pool, consumer.hub)
+        _quietly(
+            read_before_put_back, consumer.pool, consumer.hub, guard.counter.connection.one_write
+        )
         if self._fetch is not None:
             _quietly(self._read_ahead, consumer)
         # The first heartbeat before the first message.
@@ -246,7 +249,7 @@ class TaskGuard:
             consumer.update_strategies()
 
 
-def read_before_put_back(pool: Any, hub: Any) -> None:
+def read_before_put_back(pool: Any, hub: Any, one_write: Callable[[], Any] = nullcontext) -> None:
     """Let a prefork pool read that a dead process accepted its job before it reassigns the job.
 
     When two processes die at once, billiard handles the second one's job before it has read that
@@ -260,7 +263,7 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
     put_back = getattr(inner, "on_partial_read", None)
     if put_back is None or hub is None or hasattr(inner, "dlq_results"):
         return  # without a hub, it is no `AsynPool`
-    inner.dlq_results = Results(inner)
+    inner.dlq_results = Results(inner, one_write)
 
     def on_partial_read(job: Any, process: Any) -> None:
         _quietly(inner.process_flush_queues, process)

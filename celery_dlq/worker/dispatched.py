@@ -19,7 +19,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from struct import Struct
 from typing import Any
 
@@ -211,8 +211,9 @@ class Results:
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, one_write: Callable[[], Any] = nullcontext) -> None:
         self._inner = inner
+        self._one_write = one_write
         self._begun: dict[int, bytearray] = {}  # by pipe: what has arrived of its next message
         handler = inner._result_handler  # noqa: SLF001
         handler._recv_message = self.receive  # noqa: SLF001
@@ -223,13 +224,13 @@ class Results:
         """Handle what has arrived; a generator that goes on while a message is not whole."""
         messages, waited = self._read(fd), False
         while fd in self._begun:
-            _call_for_each(callback, messages)
+            self._call_for_each(callback, messages)
             waited = True
             yield  # which registers this generator instead of the handler
             messages = self._read(fd)
         if waited:
             add_reader(fd, self._inner._result_handler.handle_event, fd)  # noqa: SLF001
-        _call_for_each(callback, messages)
+        self._call_for_each(callback, messages)
 
     def read_of_dead(self, process: Any) -> None:
         """Handle all that a dead process reported; the rest of its last message never comes."""
@@ -240,7 +241,7 @@ class Results:
                 messages += self._read(reader.fileno())
         if not reader.closed:
             self._begun.pop(reader.fileno(), None)
-        _call_for_each(self._inner._result_handler.on_state_change, messages)  # noqa: SLF001
+        self._call_for_each(self._inner._result_handler.on_state_change, messages)  # noqa: SLF001
 
     def read_at_shutdown(self, fd: int, remove: Any, processes: Any, callback: Any) -> None:
         """Handle what a process reports within half a second; ``remove`` if it is gone."""
@@ -250,7 +251,7 @@ class Results:
                 messages = self._read(fd)
         except (KeyError, OSError, EOFError):
             remove(fd)
-        _call_for_each(callback, messages)
+        self._call_for_each(callback, messages)
 
     def _read(self, fd: int) -> list[bytearray]:
         """Read without waiting; an error at the end, as Celery raises it."""
@@ -274,16 +275,19 @@ class Results:
             self._begun[fd] = data
         return messages
 
+    def _call_for_each(self, callback: Callable[[Any], object], messages: list[bytearray]) -> None:
+        """Handle all messages that were read; then raise the first error: a lost connection, say.
 
-def _call_for_each(callback: Callable[[Any], object], messages: list[bytearray]) -> None:
-    """Handle all messages that were read; then raise the first error, e.g. of a lost connection."""
-    error: BaseException | None = None
-    for one in messages:
-        try:
-            message = pickle.loads(one)  # noqa: S301 - of our own processes, as Celery does
-            if message:
-                callback(message)
-        except BaseException as exc:  # noqa: BLE001 - raised below
-            error = error or exc
-    if error is not None:
-        raise error
+        What they start is counted before a process gets it: the event loop writes after that.
+        """
+        error: BaseException | None = None
+        with self._one_write():
+            for one in messages:
+                try:
+                    message = pickle.loads(one)  # noqa: S301 - of our own processes, as Celery does
+                    if message:
+                        callback(message)
+                except BaseException as exc:  # noqa: BLE001 - raised below
+                    error = error or exc
+        if error is not None:
+            raise error

@@ -183,6 +183,42 @@ def test_a_connection_that_was_closed_costs_no_count(
     assert connection.errors == 0
 
 
+def test_starts_go_out_with_the_next_command_that_is_awaited(
+    own: Parts, server: RedisServer
+) -> None:
+    """Or at the end: Redis reads its socket once for a letter and the start that its end allows."""
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(3)]
+    assert counter.count_first(keys[0], a_delivery())
+    with connection.one_write():
+        assert counter.count_first(keys[1], a_delivery())
+        assert count_of(server, keys[1]) == 0
+        connection.send_and_wait("PING")
+        assert count_of(server, keys[1]) == 1
+        assert counter.count_first(keys[2], a_delivery())
+    poll(lambda: count_of(server, keys[2]) == 1)
+    assert counter.count_first(keys[0], a_delivery())
+    poll(lambda: count_of(server, keys[0]) == 2)
+
+
+@pytest.mark.parametrize("by", ["Redis", "this process"])
+def test_starts_that_wait_for_another_command_survive_a_closed_connection(
+    own: Parts, server: RedisServer, by: str
+) -> None:
+    """Each counts once, whether it was on its way or not."""
+    connection = own.connection()
+    counter, keys = own.counter(connection), [a_key() for _ in range(3)]
+    assert counter.count_first(keys[0], a_delivery())
+    with connection.one_write():
+        assert counter.count_first(keys[1], a_delivery())
+        cut(server) if by == "Redis" else connection.disconnect()
+        assert counter.count_first(keys[2], a_delivery())
+        cut(server) if by == "Redis" else connection.disconnect()
+    counter.flush()
+    assert [count_of(server, key) for key in keys] == [1, 1, 1]
+    assert connection.errors == 0
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, first: bool) -> None:
     """The first may have arrived before its connection broke."""
@@ -289,6 +325,19 @@ def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: Red
     store.dead_letter(letter, key_of(letter))
     assert poll(lambda: readable(store, letter.id))
     assert store.remove(DLQ, [letter.id]) == 1
+
+
+def test_notes_that_nobody_needs_go_faster_than_they_come(
+    parts: Parts, redis_server: RedisServer
+) -> None:
+    """Each tenth letter removes a hundred, and none that may still be needed."""
+    store, client, notes = parts.store(), redis_server.client(), KEYS.late_copies(DLQ)
+    client.zadd(notes, {f"old-{number}": 1 for number in range(250)})
+    letters = [a_letter(id=f"letter-{number}") for number in range(21)]
+    for letter in letters:
+        store.dead_letter(letter, key_of(letter))
+    assert {*client.zrange(notes, 0, -1)} == {letter.id.encode() for letter in letters}
+    assert client.pttl(notes) > 0
 
 
 def readable(store: Letters, letter_id: str) -> bool:

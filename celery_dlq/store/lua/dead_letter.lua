@@ -20,38 +20,41 @@ local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 -- include: entry
 -- include: arrival
 -- include: group
--- include: state
 -- include: publication
 -- include: late_copy
--- include: reply_before
-local function forget(reply)
+local function forget(now, cleans)  -- a late copy must not run with a fresh count
   note_death(4, ARGV[6], redis.call('HGETALL', KEYS[4]), ARGV[7])
-  -- A late copy must not run with a fresh count.
-  note_late_copy(10, tonumber(ARGV[7]), id)
-  redis.call('PEXPIRE', KEYS[10], ARGV[7])
-  return reply
+  note_late_copy(KEYS[10], id, now, ARGV[7], cleans and ARGV[7])
 end
 local there = redis.call('HGET', KEYS[6], id)
-if there then return forget(ARGV[10] == '1' and reply_before(there, id, fingerprint, at) or 0) end
+if there then
+-- include: reply_before
+  forget(redis.call('TIME')[1] * 1000, true)
+  return ARGV[10] == '1' and reply_before(there, id, fingerprint, at) or 0
+end
 local entry = add_entry(3, ARGV, 11)
 redis.call('HSET', KEYS[6], id, entry)
 -- An expiry that is past by the clock of Redis is left out, or retention would remove the letter
 -- before anybody saw it: the worker's clock is wrong, or the letter waited in a spool.
 local stored = tonumber(string.match(entry, '^%d+'))
-if tonumber(ARGV[8] ~= '' and ARGV[8] or 0) > stored * 1000 then
-  redis.call('ZADD', KEYS[7], ARGV[8], id)
-end
-redis.pcall('HINCRBY', KEYS[3], 'reason:' .. ARGV[2], 1)  -- a damaged count stops no letter
-redis.call('ZINCRBY', KEYS[5], 1, fingerprint)
-local place = 'group:' .. fingerprint
-local group = redis.call('HGET', KEYS[3], place)
-local value, last = grown(group, at, id, stored, ARGV[9], ARGV[5])
-redis.call('HSET', KEYS[3], place, value)
+if ARGV[8] ~= '' and ARGV[8] / 1000 > stored then redis.call('ZADD', KEYS[7], ARGV[8], id) end
+local count = redis.call('ZINCRBY', KEYS[5], '1', fingerprint)
+local place, total = 'group:' .. fingerprint, 'reason:' .. ARGV[2]
+local tally = redis.call('HMGET', KEYS[3], place, total)
+local value, last = grown(tally[1], at, id, stored, ARGV[9], ARGV[5])
+local before = tonumber(tally[2] or 0)
+redis.call('HSET', KEYS[3], place, value, total,
+  before and string.format('%.0f', before + 1) or tally[2])  -- a damaged count stops no letter
 -- To the second: the letters of a storm do not move their group.
 if not last or string.sub(last, 1, -7) ~= string.sub(at, 1, -7) then
   redis.call('ZADD', KEYS[8], at, fingerprint)
 end
-count_arrival(stored, ARGV[2])
-local changed = regressed(redis.call('HGET', KEYS[9], fingerprint), at, ARGV[9], id)
-if changed then redis.call('HSET', KEYS[9], fingerprint, changed) end
-return forget(changed and 2 or 1)
+local state = redis.call('HGET', KEYS[9], fingerprint)
+if state then  -- few groups have one; each letter would pay for these functions
+-- include: state
+  state = regressed(state, at, ARGV[9], id)
+  if state then redis.call('HSET', KEYS[9], fingerprint, state) end
+end
+-- Each tenth letter removes a hundred notes: so they go faster than they come.
+forget(stored, count_arrival(stored, ARGV[2]) or count % 10 == 1)
+return state and 2 or 1

@@ -14,6 +14,7 @@
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')
 -- include: state
+-- include: quiet
 -- include: allowance
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('PEXPIRE', KEYS[1], ARGV[3])  -- OOM-safe order, see README

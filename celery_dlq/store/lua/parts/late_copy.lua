@@ -1,10 +1,12 @@
 -- Part of dead_letter.lua, ended.lua and died.lua: note that no copy of a message runs any more.
--- KEYS: late_copies, as in those scripts; its number is given
-local MAX_OVERDUE = 10  -- so notes go faster than they come
-local function note_late_copy(notes, keep, member)
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('ZADD', KEYS[notes], now + keep, member)
-  local overdue = redis.call('ZRANGEBYSCORE', KEYS[notes], '-inf', now, 'LIMIT', 0, MAX_OVERDUE)
-  for _, other in ipairs(overdue) do redis.call('ZREM', KEYS[notes], other) end
+-- KEYS: late_copies, as in those scripts; it is given
+local MINUTE_MILLIS, MAX_OVERDUE = 60000, 100
+-- With `ttl` it removes what is overdue, and keeps the key for the notes of the next minute.
+local function note_late_copy(key, member, now, keep, ttl)
+  redis.call('ZADD', key, now + keep, member)
+  if not ttl then return end
+  redis.call('PEXPIRE', key, ttl + MINUTE_MILLIS)
+  now = redis.call('TIME')[1] * 1000  -- entries of a stream go on from a clock that was ahead
+  local overdue = redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, MAX_OVERDUE)
+  if #overdue > 0 then redis.call('ZREM', key, unpack(overdue)) end
 end

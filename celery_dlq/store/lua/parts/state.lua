@@ -1,10 +1,5 @@
 -- Part of dead_letter.lua and report.lua: what a letter means to the state of its group.
 -- A state is "state|text|text|text|JSON"; see `states` in keys.py.
-local quiet = {QUIET_STATES}  -- as `muted = true`: see `GroupState.is_quiet`
-local function is_quiet(state, now)  -- in milliseconds since 1970
-  local name, quiet_end = string.match(state, '^(%l+)|([^|]*)|')
-  return quiet[name] and (quiet_end == '' or tonumber(quiet_end) > now)
-end
 local function ended_resolution(state, release)  -- returns when it was made; nil if it goes on
   local fixed_in, seen, resolved_at = string.match(state, '^resolved|([^|]*)|([^|]*)|([^|]*)|')
   if not fixed_in then return nil end
@@ -14,7 +9,7 @@ local function ended_resolution(state, release)  -- returns when it was made; ni
   if not is_earlier then return resolved_at end
 end
 local function regressed(state, at, release, id)  -- returns the new state; nil if it stays
-  if not (state and ended_resolution(state, release)) then return nil end
+  if not ended_resolution(state, release) then return nil end
   local facts = string.match(state, '^[^|]*|[^|]*|[^|]*|[^|]*|(.*)$')
   return table.concat({'regressed', at, release, id, facts}, '|')
 end

@@ -338,6 +338,11 @@ def test_notes_that_nobody_needs_go_faster_than_they_come(
         store.dead_letter(letter, key_of(letter))
     assert {*client.zrange(notes, 0, -1)} == {letter.id.encode() for letter in letters}
     assert client.pttl(notes) > 0
+    client.delete(notes)  # as when the last one is used up
+    for number in range(30, 35):
+        letter = a_letter(id=f"letter-{number}")
+        store.dead_letter(letter, key_of(letter))
+        assert client.pttl(notes) > 0
 
 
 def readable(store: Letters, letter_id: str) -> bool:

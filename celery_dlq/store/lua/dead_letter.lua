@@ -24,7 +24,7 @@ local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 -- include: late_copy
 local function forget(now, cleans)  -- a late copy must not run with a fresh count
   note_death(4, ARGV[6], redis.call('HGETALL', KEYS[4]), ARGV[7])
-  note_late_copy(KEYS[10], id, now, ARGV[7], cleans and ARGV[7])
+  note_late_copy(KEYS[10], id, now, ARGV[7], ARGV[7], cleans)
 end
 local there = redis.call('HGET', KEYS[6], id)
 if there then

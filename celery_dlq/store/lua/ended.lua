@@ -19,7 +19,8 @@ local place, start = ARGV[1], ARGV[6]
 local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. place) or '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 if ARGV[8] ~= '0' then
-  note_late_copy(KEYS[2], 'retried:' .. ARGV[7], redis.call('TIME')[1] * 1000, ARGV[8], ARGV[4])
+  local now = redis.call('TIME')[1] * 1000
+  note_late_copy(KEYS[2], 'retried:' .. ARGV[7], now, ARGV[8], ARGV[4], true)
 end
 local function is_ours(n)
   return redis.call('HGET', KEYS[1], 'start:' .. place .. ':' .. n) == start

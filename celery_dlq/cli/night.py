@@ -22,7 +22,7 @@ from celery_dlq.cli.options import DURATION
 from celery_dlq.cli.table import Cell, age_text, line_text, print_table, say
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Change
-from celery_dlq.letters.course import span_text
+from celery_dlq.letters.course import pace_text, span_text
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.in_force import InForce
 from celery_dlq.operations.incidents import SETTLED, Incident, Incidents, hold_command
@@ -153,7 +153,7 @@ def _show_queues(console: Console, busiest: Sequence[QueueSummary]) -> None:
             line_text(queue.name, "bold"),
             queue.letters,
             f"+{queue.last_hour:,}",
-            line_text(pace_text(queue), _DIRECTION_STYLES.get(queue.direction, "")),
+            line_text(now_text(queue), _DIRECTION_STYLES.get(queue.direction, "")),
             age_text(queue.oldest_at),
         )
         for queue in loud[:_MOST_QUEUES]
@@ -167,11 +167,11 @@ def _show_queues(console: Console, busiest: Sequence[QueueSummary]) -> None:
         say(console, f"{quiet} {'other ' if loud else ''}{others} quiet; see `dlq queues`.", "dim")
 
 
-def pace_text(queue: QueueSummary) -> str:
+def now_text(queue: QueueSummary) -> str:
     """How fast letters come now: ``15 a minute, growing``."""
     if queue.direction == "quiet":
         return "quiet"
-    return f"{queue.per_minute:,.3g} a minute, {queue.direction}"
+    return f"{pace_text(queue.per_minute)}, {queue.direction}"
 
 
 def _show_causes(console: Console, causes: Sequence[Incident]) -> None:
@@ -209,8 +209,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
 
 def _pace_of(one: Incident) -> str:
     """How fast its letters come, as on its page."""
-    per_minute = one.group.per_minute
-    return "over" if one.over else f"{per_minute:,.3g} a minute" if per_minute else "quiet"
+    return "over" if one.over else pace_text(one.group.per_minute)
 
 
 def _show_changes(console: Console, changes: Sequence[Change]) -> None:

@@ -170,7 +170,7 @@ class Trend(NamedTuple):
 class Rate(NamedTuple):
     """Letters in so many seconds: lately, or while the cause was there."""
 
-    letters: int
+    letters: float
     seconds: float
 
 
@@ -744,6 +744,11 @@ def span_text(seconds: float) -> str:
     name, size = next((one for one in units if seconds >= 2 * one[1]), units[-1])
     number = max(1, round(seconds / size))
     return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
+def pace_text(per_minute: float) -> str:
+    """How fast letters come now: ``15 a minute``, or ``quiet``."""
+    return rate_text(Rate(per_minute, 60)) if per_minute else "quiet"
 
 
 def rate_text(rate: Rate) -> str:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from celery_dlq.letters.bodies import argument_texts, unread_text
+from celery_dlq.letters.course import pace_text
 from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.letters.record import Reason
 from celery_dlq.registry import features
@@ -60,7 +61,7 @@ class Templates:
             "exact": exact,
             "last_part": lambda path: path.replace("\\", "/").rpartition("/")[2],
             "moment": moment,
-            "pace": pace,
+            "pace": pace_text,
             "plain": plain,
             "short": short,
         }
@@ -128,11 +129,6 @@ def duration(value: timedelta | float | None) -> str:
         if seconds >= 2 * length or (unit == "s" and seconds >= 1):
             return f"{seconds // length:.0f} {unit}"
     return "0 s" if seconds <= 0 else f"{seconds * 1000:.0f} ms"
-
-
-def pace(per_minute: float) -> str:
-    """How fast letters come: ``15 a minute``."""
-    return f"{per_minute:,.3g} a minute" if per_minute else "quiet"
 
 
 def ago(value: datetime | None) -> Markup | str:

@@ -14,11 +14,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from celery_dlq.errors import NotFound
+from celery_dlq.letters.course import pace_text
 from celery_dlq.operations.incidents import SETTLED, Incidents, message_of
 from celery_dlq.store.overviews import Overviews
 from celery_dlq.store.records import Group, QueueSummary
 from celery_dlq.web.http import Call, Panel
-from celery_dlq.web.templating import pace, short
+from celery_dlq.web.templating import short
 
 SECONDS = 0.02
 """How long causes are read, and then their messages, in time of this thread; in all half a second.
@@ -70,7 +71,9 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
     growing = [one for one in queues if found[one.name].grows]
     growing.sort(key=lambda one: -one.per_minute)
     said = [
-        ", ".join(filter(None, (f"{short(one.name, 60)} is growing: {pace(one.per_minute)}", text)))
+        ", ".join(
+            filter(None, (f"{short(one.name, 60)} is growing: {pace_text(one.per_minute)}", text))
+        )
         for one in growing[:MAX_SAID]
         for text in (found[one.name].text,)
     ]

@@ -120,7 +120,7 @@ assert len(list(Path("files").rglob("*.parquet"))) == 1
 
 def without(name: str, folder: Path) -> dict[str, str]:
     """Copy the package without a feature; the environment in which the copy is imported."""
-    shutil.copytree(PACKAGE, folder / "celery_dlq", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "celery_dlq")  # with what Python has compiled
     shutil.rmtree(folder / "celery_dlq" / "features" / name)
     registry = folder / "celery_dlq" / "registry.py"
     registry.write_text(registry.read_text("utf-8").replace(f'    "{name}",\n', "", 1), "utf-8")

@@ -63,6 +63,7 @@ _VARIES = (
     (r"\b\d{8}-\d{9}-[0-9a-f]{6}\b", "JOB"),
     (_HOLD.pattern, "HOLD"),
     (r"\b\d+ (s|min|h|d) ago\b", "AGO"),
+    (r"\b\d[\d.]* a minute\b", "PACE"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
     (r"\bpid \d+|\bgen\d+@[\w.-]+|\b\w+@[\w.-]+", "PROCESS"),
     (r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", "HEX"),

@@ -93,7 +93,7 @@ def test_an_outage_makes_few_letters_and_everything_else_runs_after_it(
     assert 20 <= letters <= 20 + 40
     assert states(poison) == ["open"]
     order = args(poison)
-    assert max(abs(n - place) for place, n in enumerate(order)) < 100
+    assert max(abs(n - place) for place, n in enumerate(order)) < total / 2
 
     downstream.delete("outage")
     poll(

@@ -95,7 +95,11 @@ def test_pytest_celery_on_processes(tmp_path: Path) -> None:
 def test_pytest_celery_in_containers(tmp_path: Path) -> None:
     """The same tests with images; only where Docker runs."""
     pytest.importorskip("pytest_celery", reason="the example needs pytest-celery")
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+    docker = shutil.which("docker")
+    if (
+        docker is None
+        or subprocess.run([docker, "info"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("Docker does not run here")
     done = subprocess.run(
         # Where its image can be built from the repository, but without the repository's tox.ini.

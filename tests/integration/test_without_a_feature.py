@@ -32,13 +32,23 @@ def charge(order_id):
 """
 
 MAIN = """
-import json, pkgutil, subprocess, sys, time
+import atexit, json, os, pkgutil, signal, sys, time
 from importlib import import_module
 from pathlib import Path
 
 import celery_dlq
 from celery.bin.celery import celery
 from click.testing import CliRunner
+
+# A worker that is forked here need not load Celery again, and starts meanwhile.
+worker = os.fork()
+if not worker:
+    log = os.open("worker.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    celery(["-A", "shop", "worker", "-P", "solo", "-Q", "orders"])
+atexit.register(os.waitpid, worker, 0)
+atexit.register(os.kill, worker, signal.SIGTERM)
 
 EXTRAS = ("pyspark", "pyarrow", "starlette", "uvicorn", "sentry_sdk", "pytest")
 for module in pkgutil.walk_packages(celery_dlq.__path__, "celery_dlq."):
@@ -87,38 +97,30 @@ def opened(**names):
     return found
 
 
-log = open("worker.log", "w")
-arguments = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo", "-Q", "orders"]
-worker = subprocess.Popen(arguments, stdout=log, stderr=log)
-try:
-    charge.delay(7)
-    (letter,) = poll(stored)
-    assert (letter.reason.value, letter.description) == ("rejected", "no order 7")
-    (row,) = command("list", "orders-DLQ")
-    assert row["id"] == letter.id
-    assert command("queues")[0]["letters"] == 1
+charge.delay(7)
+(letter,) = poll(stored)
+assert (letter.reason.value, letter.description) == ("rejected", "no order 7")
+(row,) = command("list", "orders-DLQ")
+assert row["id"] == letter.id
+assert command("queues")[0]["letters"] == 1
 
-    assert dlq.redrive("orders-DLQ").published == 1
-    (again,) = poll(stored)
-    assert (again.task_id, again.redrives) == (letter.task_id, 1)
+assert dlq.redrive("orders-DLQ").published == 1
+(again,) = poll(stored)
+assert (again.task_id, again.redrives) == (letter.task_id, 1)
 
-    (group,) = dlq.groups("orders-DLQ", state="open")
-    assert group.fingerprint == command("groups", "orders-DLQ")[0]["fingerprint"]
-    pages = opened(queue="orders-DLQ", fingerprint=group.fingerprint, letter=again.id)
-    assert {"overview", "groups", "group", "letters", "letter", "policies", "audit"} <= pages
+(group,) = dlq.groups("orders-DLQ", state="open")
+assert group.fingerprint == command("groups", "orders-DLQ")[0]["fingerprint"]
+pages = opened(queue="orders-DLQ", fingerprint=group.fingerprint, letter=again.id)
+assert {"overview", "groups", "group", "letters", "letter", "policies", "audit"} <= pages
 
-    command("export", "files", "--queue", "orders-DLQ")
-    assert len(list(Path("files").rglob("*.parquet"))) == 1
-finally:
-    worker.terminate()
-    worker.wait(30)
-    log.close()
+command("export", "files", "--queue", "orders-DLQ")
+assert len(list(Path("files").rglob("*.parquet"))) == 1
 """
 
 
 def without(name: str, folder: Path) -> dict[str, str]:
     """Copy the package without a feature; the environment in which the copy is imported."""
-    shutil.copytree(PACKAGE, folder / "celery_dlq", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "celery_dlq")  # with what Python has compiled
     shutil.rmtree(folder / "celery_dlq" / "features" / name)
     registry = folder / "celery_dlq" / "registry.py"
     registry.write_text(registry.read_text("utf-8").replace(f'    "{name}",\n', "", 1), "utf-8")

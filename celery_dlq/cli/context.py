@@ -55,13 +55,9 @@ _OBJECTS_BEFORE_COLLECTION = 20_000  # more than a batch of letters makes
 
 
 def ready_for_many() -> None:
-    """Let the garbage collector skip what is imported, and run seldom: 20 % faster redrives.
-
-    Arrow's own allocator gives an export new pages, which the kernel clears: 2 µs a letter.
-    """
+    """Let the garbage collector skip what is imported, and run seldom: 20 % faster redrives."""
     gc.freeze()
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def chosen_filter(

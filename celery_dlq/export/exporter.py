@@ -288,7 +288,7 @@ class ParquetExport:
             queue = self._queues[name]
             before = queue.buffered_bytes
             queue.read()
-            if not older or queue.is_due(older):
+            if not older or queue.is_old(older):
                 queue.commit()
             elif queue.buffered_bytes > before:
                 self._limit_buffers()
@@ -336,7 +336,6 @@ class _QueueExport:
         self._export = export
         self.name = name
         self._earlier: set[str] | None = None  # ids in files of earlier generations
-        self._full: Roll | None = None  # its last letters are written while the next is read
         self._roll: Roll | None = None
         self._begun_at = 0.0
         self._checkpoint, known = Checkpoint.taken(export.destination, name, export.leases)
@@ -349,10 +348,8 @@ class _QueueExport:
     def buffered_bytes(self) -> int:
         return self._roll.buffered_bytes if self._roll is not None else 0
 
-    def is_due(self, seconds: float) -> bool:
-        """True if a range is full, or was begun so long ago."""
-        is_old = time.monotonic() - self._begun_at >= seconds
-        return self._full is not None or (self._roll is not None and is_old)
+    def is_old(self, seconds: float) -> bool:
+        return self._roll is not None and time.monotonic() - self._begun_at >= seconds
 
     def read(self) -> None:
         """Read all letters that are there now; commit whenever a limit is reached."""
@@ -367,34 +364,30 @@ class _QueueExport:
             if early:
                 self._take_page(early, replace(self._export.where, until=None))
                 if self._has_enough():
-                    self._end_range()
+                    self.commit()
             if len(early) < len(page):
                 if self.name not in self._export.report.waiting:
                     self._export.report.waiting.append(self.name)
                 return
         if self._roll is None and self._read_to != end:  # the letters up to there are gone
-            self.commit()
             self._checkpoint.pass_to(end)
             self._read_to = end
 
     def commit(self) -> None:
         """Put the files of the letters read in place, and move the checkpoint."""
-        self._end_range()
-        self._end_range()
-
-    def _end_range(self) -> None:
-        """Have the last letters of a range written, and commit the range before it meanwhile."""
-        if self._roll is not None:
-            self._roll.flush()
-        if self._full is not None:
-            files, size = self._full.commit(self._export.where.since)
-            self._export.report.count(self.name, self._full.rows, files, size)
-        self._full, self._roll = self._roll, None
+        roll, self._roll = self._roll, None
+        if roll is not None and self._read_to is not None:
+            try:
+                files, size = roll.commit(self._read_to, self._export.where.since)
+            except BaseException:
+                self._roll = roll  # for abandon()
+                raise
+            self._export.report.count(self.name, roll.rows, files, size)
         self._trim_exported()
 
     def abandon(self) -> None:
-        for roll in filter(None, (self._full, self._roll)):
-            roll.abandon()
+        if self._roll is not None:
+            self._roll.abandon()
 
     def begin(self) -> None:
         """Say that the folder is in use, and what it lacks; finish a killed export."""
@@ -411,7 +404,7 @@ class _QueueExport:
         self._roll = self._new_roll()
         for page in self._pages_until(checkpoint.intent):
             self._take_page(page, where)
-        self._roll.last = self._read_to = checkpoint.intent
+        self._read_to = checkpoint.intent
         self.commit()
 
     def _begin_again(self, known: Checkpoint | None, end: str | None) -> None:
@@ -465,7 +458,7 @@ class _QueueExport:
                 required=self._export.required,
             )
             self._roll.add_page(rows)
-        self._roll.last = self._read_to = page[-1][0]
+        self._read_to = page[-1][0]
         self._export.progress(len(page))
 
     def _not_in_files(self, page: Sequence[RawLetter]) -> Sequence[RawLetter]:

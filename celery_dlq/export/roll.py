@@ -5,8 +5,6 @@ the drafts are put in place under names made from the range; the checkpoint move
 killed before the intent, no file was visible. If it is killed later, the next export reads the same
 range and writes files of the same names, so that no letter is there twice.
 
-While the last letters of a range are written, the next range is read; ranges are committed in turn.
-
 Letters are removed from their queue, or left out as known ones, once their files are read back.
 """
 
@@ -81,7 +79,6 @@ class Roll:
         self.buffered_bytes = 0
         self.rows = 0
         self.bytes = 0
-        self.last = ""  # the position up to which letters were read
 
     @property
     def too_many_days(self) -> bool:
@@ -100,23 +97,21 @@ class Roll:
         self._buffered_rows += table.num_rows
         self.buffered_bytes += size
         if self._buffered_rows >= ROWS_A_GROUP or self.buffered_bytes >= BYTES_A_GROUP:
-            self.flush()
+            self._flush_buffer()
 
-    def commit(self, since: datetime | None) -> tuple[int, int]:
-        """Put all files in place, then move the checkpoint; return files and their bytes.
-
-        The letters were flushed before.
-        """
+    def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
+        """Put all files in place, then move the checkpoint; return files and their bytes."""
         if not self._days and self._checkpoint.intent is None:
-            self._checkpoint.pass_to(self.last)
+            self._checkpoint.pass_to(last)
             return 0, 0
+        self._flush_buffer()
         self._wait_for_files()
         for file in self._days.values():
             file.close()
         if self._checkpoint.intent is None:
-            self._checkpoint.intend(self.last, since)
+            self._checkpoint.intend(last, since)
         checkpoint = self._checkpoint
-        name = partition.file_name(checkpoint.position, self.last, checkpoint.generation)
+        name = partition.file_name(checkpoint.position, last, checkpoint.generation)
         size = 0
         for day, file in sorted(self._days.items()):
             place = partition.partition_folder(self._checkpoint.queue, day)
@@ -131,7 +126,7 @@ class Roll:
         for file in self._days.values():
             file.abandon()
 
-    def flush(self) -> None:
+    def _flush_buffer(self) -> None:
         """Write the buffered letters as row groups in the background."""
         self._wait_for_files()
         files = [file for file in self._days.values() if file.tables]

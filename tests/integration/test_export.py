@@ -103,17 +103,6 @@ def test_every_letter_is_there_once_over_several_exports(store: Any, tmp_path: P
     assert ids(tmp_path) == sorted_ids(letters)
 
 
-def test_the_next_range_is_read_while_the_last_letters_of_one_are_written(
-    store: Any, tmp_path: Path
-) -> None:
-    """A range is put in place when the next one is full; at the end all are."""
-    put(store, 10)
-    seen: list[int] = []
-    export = ParquetExport(store, tmp_path, rolling=Rolling(rows=3))
-    report = export.run([DLQ], progress=lambda _count: seen.append(len(files(tmp_path))))
-    assert (seen, report.files, len(files(tmp_path))) == ([0, 0, 1, 2], 4, 4)
-
-
 def test_odd_letters_become_faithful_rows(store: Any, tmp_path: Path) -> None:
     """NUL bytes, 10 MB, days before 1970 and at the end of the calendar."""
     odd = [

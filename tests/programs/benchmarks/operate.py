@@ -123,6 +123,7 @@ def redrive(options: Facts) -> Facts:
         before = beside.xlen(Keys().letters(DLQ))
         ready_for_many()
         if files:
+            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # as the command does
             import celery_dlq.export.exported  # noqa: F401 - not what is measured
         if first:
             dlq.redrive(DLQ, limit=first, files=files)
@@ -180,12 +181,12 @@ def apply_async(options: Facts) -> Facts:
 
 def export(options: Facts) -> Facts:
     """The export of ``dlq export``."""
-    ready_for_many()  # as the command does, before Arrow chooses its allocator
     import pyarrow as pa
 
     import celery_dlq.export.exporter  # noqa: F401 - not what is measured
 
     pa.array([""])  # nor that the first array imports pandas, half a second, where it is installed
+    ready_for_many()  # as the command does
     with _dead_letters(options["url"]) as dlq, _folder(options) as folder:
         reports: list[ExportReport] = []
         place = Path(folder) / "letters"

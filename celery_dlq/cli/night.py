@@ -214,7 +214,11 @@ def _pace_of(one: Incident) -> str:
 
 def _show_changes(console: Console, changes: Sequence[Change]) -> None:
     rows = (
-        (age_text(one.at), f"{one.actor} {one.action.value} {one.target}", one.letters or None)
+        (
+            age_text(one.at),
+            f"{one.action.value.replace('_', ' ')} {one.target} by {one.actor}",
+            one.letters or None,
+        )
         for one in changes
     )
     print_table(console, "Last changes", ("!when", "what", ">letters"), rows)

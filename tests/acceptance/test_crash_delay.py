@@ -50,18 +50,18 @@ def gaps(letter: DeadLetter) -> list[timedelta]:
 def test_each_wait_is_twice_as_long_and_none_is_charged(
     poison: ModuleType, redis_url: str, start_worker: Start, letters: Letters, ran: Ran
 ) -> None:
-    """Three starts of three, as without a delay, over more than four seconds."""
-    start_worker(conf(max_deliveries=3, crash_delay=1.5))
+    """Three starts of three, as without a delay, over more than seven seconds."""
+    start_worker(conf(max_deliveries=3, crash_delay=2.5))
     publish(redis_url, Place("redis"), ["killed", "requeues"])
     found = {one.task_name.rpartition(".")[2]: one for one in letters(count=2)}
     crashed = found["killed"]
     assert [one.outcome for one in crashed.history] == [Outcome.WORKER_LOST] * 3
     assert (crashed.deliveries, ran("killed")) == (3, 3)
     first, second = gaps(crashed)
-    assert timedelta(seconds=1.4) <= first <= timedelta(seconds=8)
-    assert timedelta(seconds=2.9) <= second <= timedelta(seconds=12)
+    assert timedelta(seconds=2.4) <= first <= timedelta(seconds=9)
+    assert timedelta(seconds=4.9) <= second <= timedelta(seconds=14)
     # What was given back on purpose did not crash.
-    assert max(gaps(found["requeues"])) < timedelta(seconds=1.4)
+    assert max(gaps(found["requeues"])) < timedelta(seconds=2.4)
 
 
 def test_healthy_neighbours_run_while_many_wait(

@@ -67,7 +67,8 @@ def test_the_list_of_causes_says_what_it_had_no_time_for(monkeypatch: pytest.Mon
     """Values that most letters share, and what happened to the newest ones."""
     web = pages()
     a_cause_and_others(web)
-    shown(web, GROUPS)  # what is imported only now takes time
+    monkeypatch.setattr("celery_dlq.features.differences.shares.SECONDS", 60.0)
+    monkeypatch.setattr("celery_dlq.web.pages.queues.EXAMPLES_SECONDS", 60.0)
     assert "no time" not in shown(web, GROUPS)
     monkeypatch.setattr("celery_dlq.features.differences.shares.SECONDS", 0.0)
     monkeypatch.setattr("celery_dlq.web.pages.queues.EXAMPLES_SECONDS", -1.0)

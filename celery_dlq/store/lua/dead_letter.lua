@@ -22,14 +22,14 @@ local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 -- include: group
 -- include: publication
 -- include: late_copy
-local function forget(now, cleans)  -- a late copy must not run with a fresh count
+local function forget(stored)  -- see note_late_copy; a late copy must not run with a fresh count
   note_death(4, ARGV[6], redis.call('HGETALL', KEYS[4]), ARGV[7])
-  note_late_copy(KEYS[10], id, now, ARGV[7], ARGV[7], cleans)
+  note_late_copy(KEYS[10], id, ARGV[7], ARGV[7], stored)
 end
 local there = redis.call('HGET', KEYS[6], id)
 if there then
 -- include: reply_before
-  forget(redis.call('TIME')[1] * 1000, true)
+  forget()
   return ARGV[10] == '1' and reply_before(there, id, fingerprint, at) or 0
 end
 local entry = add_entry(3, ARGV, 11)
@@ -56,5 +56,5 @@ if state then  -- few groups have one; each letter would pay for these functions
   if state then redis.call('HSET', KEYS[9], fingerprint, state) end
 end
 -- Each tenth letter removes a hundred notes: so they go faster than they come.
-forget(stored, count_arrival(stored, ARGV[2]) or count % 10 == 1)
+forget(not (count_arrival(stored, ARGV[2]) or count % 10 == 1) and stored or nil)
 return state and 2 or 1

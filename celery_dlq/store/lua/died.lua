@@ -10,5 +10,5 @@ local place, id, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- include: publication
 -- include: late_copy
 note_death(1, place, redis.call('HGETALL', KEYS[1]), ttl)
-note_late_copy(KEYS[2], id, redis.call('TIME')[1] * 1000, ttl, ttl, true)
+note_late_copy(KEYS[2], id, ttl, ttl)
 return 1

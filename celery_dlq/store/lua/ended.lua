@@ -19,8 +19,7 @@ local place, start = ARGV[1], ARGV[6]
 local last = tonumber(redis.call('HGET', KEYS[1], 'count:' .. place) or '0')
 redis.call('PEXPIRE', KEYS[1], ARGV[4])  -- OOM-safe order, see README
 if ARGV[8] ~= '0' then
-  local now = redis.call('TIME')[1] * 1000
-  note_late_copy(KEYS[2], 'retried:' .. ARGV[7], now, ARGV[8], ARGV[4], true)
+  note_late_copy(KEYS[2], 'retried:' .. ARGV[7], ARGV[8], ARGV[4])
 end
 local function is_ours(n)
   return redis.call('HGET', KEYS[1], 'start:' .. place .. ':' .. n) == start

@@ -271,6 +271,29 @@ def test_a_deploy_charges_nothing_though_its_signal_reaches_the_pool(group: bool
     assert faults(books) == ({shutdown} if group else set())
 
 
+@pytest.mark.parametrize(
+    ("began", "how", "excused"), [(3, -9, True), (2, -9, True), (2, 0, False), (1, -9, False)]
+)
+def test_a_worker_that_is_killed_between_count_and_first_line_explains_one_delivery(
+    began: int, how: int, excused: bool
+) -> None:
+    """Three workers had it, each ended half a second later; it began in the first of them."""
+    times = (1.0, 9.0, 17.0)
+    first = the_letter_of_a_start_at(1.0, 20.0)
+    history = tuple(
+        replace(first.history[0], number=n, started_at=datetime.fromtimestamp(t, timezone.utc))
+        for n, t in enumerate(times, 1)
+    )
+    books = balance(
+        "slow",
+        at(*times[:began]),
+        letters=[replace(first, deliveries=3, history=history)],
+        ended=[Ended(WORKER, t + 0.5, t + 0.5, cold=False, how=how) for t in times],
+    )
+    name = "a bystander was dead-lettered, and had not even started each time"
+    assert (name not in faults(books)) == excused
+
+
 @pytest.mark.parametrize(("away_until", "excused"), [(4.0, False), (6.0, True)])
 def test_a_store_that_is_away_as_a_worker_ends_is_not_told_what_the_deploy_ended(
     away_until: float, excused: bool

@@ -302,9 +302,10 @@ class Balance(Evidence):
             full = letter.deliveries == self.facts.max_deliveries
             fair = full and all(self._disturbed(d) for d in letter.history)
             starts = self.starts.get((letter.task_id, letter.retries), [])
+            # A process may die between a count and the first line; that explains one delivery.
             seldom = expected is None and len(starts) < letter.deliveries
-            if letter.deliveries == 1:  # that once, the process died between count and start
-                seldom = seldom and not all(self._killed(d) for d in letter.history)
+            if len(unseen := self._unmatched(letter, starts)) == 1:
+                seldom = seldom and not self._killed(unseen[0])
             why = self._why_not_due(letter) if expected is None else ""
             due = fair and not seldom and not why
             where = self.books.explained if due else self.books.faults

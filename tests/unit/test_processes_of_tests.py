@@ -1,10 +1,11 @@
-"""The process that forks the workers of the tests."""
+"""The processes of the tests: what they share, which would be lost without a word."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import pytest
 from fork_server import ForkedProcess
 
 
@@ -18,3 +19,10 @@ def test_a_forked_process_has_loaded_what_a_worker_needs_and_nothing_of_the_test
     process = ForkedProcess(["-c", asked, *names], cwd=tmp_path, env=dict(os.environ), log=log)
     assert process.wait(30) == 0
     assert log.read_text("utf-8").split() == ["True", "True", "True", "False"]
+
+
+@pytest.mark.xdist_group("one")
+def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist takes the group from the test's id; else each process starts a Java."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@one")

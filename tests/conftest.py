@@ -76,24 +76,33 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the full tier; long tests first; all that share a Spark session in one process.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the full tier, and what shares a process: all with a Spark session, for one.
 
     In the default tier, whose tests with RabbitMQ are few, two processes have them: each that
-    meets one starts a node of Erlang, which takes seconds of both cores.
+    meets one starts a node of Erlang, which takes seconds of both cores. pytest-xdist reads groups
+    before `pytest_collection_modifyitems` is here.
     """
-    has_xdist = config.pluginmanager.hasplugin("xdist")
-    with_rabbit = set()
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if not in_default_tier(item.nodeid):
-            item.add_marker(pytest.mark.full)
-        elif "rabbit_server" in fixtures or RABBIT.search(item.nodeid):
-            with_rabbit.add(item)
-            if has_xdist and config.option.markexpr == "not full":
-                item.add_marker(pytest.mark.xdist_group(f"rabbit {'accept' in item.nodeid}"))
-        if "spark" in fixtures and has_xdist:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    grouped = []
+    if not in_default_tier(item.nodeid):
+        item.add_marker(pytest.mark.full)
+    elif _needs_rabbit(item) and item.config.option.markexpr == "not full":
+        grouped.append("rabbit-accept" if "accept" in item.nodeid else "rabbit")
+    if "spark" in getattr(item, "fixturenames", ()):
+        grouped.append("spark")
+    if item.config.pluginmanager.hasplugin("xdist"):
+        for name in grouped:
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _needs_rabbit(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return "rabbit_server" in fixtures or RABBIT.search(item.nodeid) is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put long tests first, then those with RabbitMQ."""
+    with_rabbit = {i for i in items if in_default_tier(i.nodeid) and _needs_rabbit(i)}
     items.sort(
         key=lambda item: (
             item.path.name not in LONGEST,

@@ -23,6 +23,8 @@ def test_a_forked_process_has_loaded_what_a_worker_needs_and_nothing_of_the_test
 
 @pytest.mark.xdist_group("one")
 def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist takes the group from the test's id; else each process starts a Java."""
+    """pytest-xdist takes a group from the test's id; else each process starts a Java."""
     if request.config.getoption("loadgroup", False):
-        assert request.node.nodeid.endswith("@one")
+        grouped = [i.nodeid for i in request.session.items if i.get_closest_marker("xdist_group")]
+        assert grouped
+        assert not [nodeid for nodeid in grouped if "@" not in nodeid]

@@ -42,6 +42,7 @@ class DeliveryCounter:
     """Counts the deliveries of messages."""
 
     _CLEAN_UPS_PER_WRITE = 32
+    _MOST_AT_ONCE = 128
     _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest
     _MAX_REDRIVES = 100  # counted between two writes
 
@@ -214,15 +215,19 @@ class DeliveryCounter:
 
     def flush(self) -> None:
         """Send the clean-ups and heartbeats, and see if Redis accepts writes."""
-        self._forget_all()
+        while len(self._done) > self._MOST_AT_ONCE and self._clean_up():
+            pass
         counts, self._successes = self._successes, Counter()
         if counts:  # successes of redrives since the last flush
             key = self._keys.successes()
             self.connection.send_unanswered([("HINCRBY", key, i, n) for i, n in counts.items()])
         names, self._unprobed = self._unprobed, set()
+        done, commands = self._take_done()
         # A heartbeat is the smallest write like a count.
-        if names and not self.connection.probe_writes([*map(self._heartbeat, names)]):
+        commands += map(self._heartbeat, names)
+        if commands and not self.connection.probe_writes(commands):
             self._unprobed |= names
+            self._done.extendleft(reversed(done))
 
     def close(self) -> None:
         """Flush, for some seconds if Redis is away, and close the connection. Never raises.
@@ -265,17 +270,21 @@ class DeliveryCounter:
 
     def _clean_up(self) -> bool:
         """Delete the counts of messages that are done, many with one command."""
-        with self._lock:
-            count = min(len(self._done), 4 * self._CLEAN_UPS_PER_WRITE)
-            done = [self._done.popleft() for _ in range(count)]
-        queues: dict[str, list[_Done]] = {}  # in a cluster, each is on a slot of its own
-        for one in done:
-            queues.setdefault(one[0].dead_letter_queue, []).append(one)
-        commands = [self._forgotten(some) for some in queues.values()]
+        done, commands = self._take_done()
         sent = self.connection.send_unanswered(commands, commands)
         if not sent:  # a copy that comes meanwhile must not be taken for one that never ended
             self._done.extendleft(reversed(done))
         return sent
+
+    def _take_done(self) -> tuple[list[_Done], list[Command]]:
+        """Take the next messages that are done, and the commands that delete their counts."""
+        with self._lock:
+            count = min(len(self._done), self._MOST_AT_ONCE)
+            done = [self._done.popleft() for _ in range(count)]
+        queues: dict[str, list[_Done]] = {}  # in a cluster, each is on a slot of its own
+        for one in done:
+            queues.setdefault(one[0].dead_letter_queue, []).append(one)
+        return done, [self._forgotten(some) for some in queues.values()]
 
     def _forgotten(self, done: list[_Done]) -> Command:
         """Return the command that deletes the counts of messages of one queue."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, NamedTuple
@@ -31,6 +31,12 @@ class MessageKey:
     nesting: int = 0  # Number of times `Task.replace` passed the id on before
     # What tells it from other messages with the same task id; empty if that is not known
     publication: str = ""
+
+    def in_queue(self, dead_letter_queue: str) -> MessageKey:
+        """The same message, with its letter in this queue."""
+        if dead_letter_queue == self.dead_letter_queue:
+            return self
+        return replace(self, dead_letter_queue=dead_letter_queue)
 
     @property
     def place(self) -> str:

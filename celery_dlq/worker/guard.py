@@ -278,7 +278,7 @@ class Guard:
         if failure.end is None:
             self.record_success(request)
             return DeliveryState.DONE
-        end = replace(failure.end, final=failure.end.final and not requeued)
+        end = replace(failure.end, final=False) if requeued else failure.end
         if end.outcome is Outcome.REQUEUED and request.acknowledged:
             text = f"not requeued: acknowledged before it ran; {end.text}".removesuffix("; ")
             end = replace(end, final=True, text=text)
@@ -342,7 +342,9 @@ class Guard:
             return DeliveryState.DONE
         kept = Message.of(message, headers)
         letter = self.parts.make(kept, resolved, verdict, failure=failure)
-        pending = PendingLetter(letter, kept.key_in(letter.dead_letter_queue), waits=waits)
+        pending = PendingLetter(
+            letter, kept.identity.in_queue(letter.dead_letter_queue), waits=waits
+        )
         return self._writer.store_or_wait(pending)
 
     def record_interrupted(self, request: GuardedRequest) -> None:
@@ -431,7 +433,7 @@ class Guard:
             self._count_outcome(request, in_flight, Outcome.VANISHED)
         resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
         letter = self.parts.make(
-            Message.of(request.message, request.request_dict),
+            Message.of(request.message, request.request_dict, in_flight.key),
             resolved,
             verdict,
             failure=failure,
@@ -439,7 +441,7 @@ class Guard:
             deliveries=in_flight.delivery.number - (failure is None),
             pid=in_flight.delivery.worker_pid,
         )
-        key = replace(in_flight.key, dead_letter_queue=resolved.dead_letter_queue)
+        key = in_flight.key.in_queue(resolved.dead_letter_queue)
         ran = in_flight.delivery.ended_at if failure is not None else None
         pending = PendingLetter(
             letter,

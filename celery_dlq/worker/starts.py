@@ -147,7 +147,7 @@ class Starts:
             # A letter in a queue that `exceptions` names is on another hash slot than its counts,
             # so the worker may have been killed in between.
             if again and any(
-                self._counter.is_dead(replace(key, dead_letter_queue=name))
+                self._counter.is_dead(key.in_queue(name))
                 for name in policy.other_dead_letter_queues
             ):
                 return Start(retries=retries, status=CountStatus.DEAD)

@@ -38,11 +38,13 @@ _TOLD_APART = ("eta", "expires", "origin", "root_id", "parent_id", "group", "tim
 class Message:
     """The part of the original message that a letter keeps."""
 
-    identity: MessageKey  # In no dead-letter queue yet
-    letter: DeadLetter  # With the fields that the message has, and none of its end
+    identity: MessageKey
+    values: Mapping[str, Any]  # Of the letter's fields that the message has
 
     @classmethod
-    def of(cls, message: Any, request: Mapping[str, Any]) -> Message:
+    def of(
+        cls, message: Any, request: Mapping[str, Any], identity: MessageKey | None = None
+    ) -> Message:
         """Capture a message; ``request`` has Celery's fields, in the form of protocol 2."""
         delivery = message.delivery_info or {}
         headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
@@ -55,33 +57,37 @@ class Message:
             body = compressed(plain, compression)
             if hides_nothing(compression):
                 args_json, kwargs_json = json_parts(plain, content_type)
-        identity = message_key_of(message, request)
-        letter = DeadLetter(
-            **_NO_END,
-            task_id=identity.task_id,
-            task_name=_text_or_none(request.get("task")) or "",
-            retries=identity.retries,
-            redrives=identity.redrives,
-            published_at=published_at(headers.get(PUBLICATION_HEADER)),
-            exchange=_text_or_none(delivery.get("exchange")) or "",
-            routing_key=_text_or_none(delivery.get("routing_key")) or "",
-            content_type=content_type,
-            content_encoding=_text_or_none(message.content_encoding) or "",
-            headers=json_codec.dumps(headers),
-            properties=json_codec.dumps(dict(message.properties or {})),
-            body=body,
-            args_json=args_json,
-            kwargs_json=kwargs_json,
-            argsrepr=_text_or_none(request.get("argsrepr")),
-            kwargsrepr=_text_or_none(request.get("kwargsrepr")),
-            root_id=_text_or_none(request.get("root_id")),
-            parent_id=_text_or_none(request.get("parent_id")),
-            group_id=_text_or_none(request.get("group")),
-            origin=_text_or_none(request.get("origin")),
-            eta=parsed_time(request.get("eta")),
-            expires=parsed_time(request.get("expires")),
-        )
-        return cls(identity=identity, letter=letter)
+        identity = identity or message_key_of(message, request)
+        values = {
+            "task_id": identity.task_id,
+            "task_name": _text_or_none(request.get("task")) or "",
+            "retries": identity.retries,
+            "redrives": identity.redrives,
+            "published_at": published_at(headers.get(PUBLICATION_HEADER)),
+            "exchange": _text_or_none(delivery.get("exchange")) or "",
+            "routing_key": _text_or_none(delivery.get("routing_key")) or "",
+            "content_type": content_type,
+            "content_encoding": _text_or_none(message.content_encoding) or "",
+            "headers": json_codec.dumps(headers),
+            "properties": json_codec.dumps(dict(message.properties or {})),
+            "body": body,
+            "args_json": args_json,
+            "kwargs_json": kwargs_json,
+            "argsrepr": _text_or_none(request.get("argsrepr")),
+            "kwargsrepr": _text_or_none(request.get("kwargsrepr")),
+            "root_id": _text_or_none(request.get("root_id")),
+            "parent_id": _text_or_none(request.get("parent_id")),
+            "group_id": _text_or_none(request.get("group")),
+            "origin": _text_or_none(request.get("origin")),
+            "eta": parsed_time(request.get("eta")),
+            "expires": parsed_time(request.get("expires")),
+        }
+        return cls(identity=identity, values=values)
+
+    @property
+    def letter(self) -> DeadLetter:
+        """A letter with the fields that the message has, and none of its end."""
+        return DeadLetter(**_NO_END, **self.values)
 
     @property
     def task_id(self) -> str:
@@ -91,11 +97,7 @@ class Message:
     @property
     def task_name(self) -> str:
         """Name of the task; empty if the message has none."""
-        return self.letter.task_name
-
-    def key_in(self, dead_letter_queue: str) -> MessageKey:
-        """The identity of the message in a dead-letter queue."""
-        return replace(self.identity, dead_letter_queue=dead_letter_queue)
+        return str(self.values["task_name"])
 
 
 def message_key_of(

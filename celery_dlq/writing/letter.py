@@ -54,8 +54,8 @@ class LetterMaker:
             self.counts.count(INTERNAL_ERRORS, "letter")
             logger.exception("Task %s died; its letter lacks details", message.task_id)
             nothing: dict[str, Any] = dict.fromkeys(_DETAILS)
-            bare = replace(message.letter, properties="{}", **nothing)
-            message = replace(message, letter=bare)
+            bare = {**message.values, **nothing, "properties": "{}"}
+            message = replace(message, values=bare)
             return self._make_letter(message, resolved, verdict, None, (), deliveries, pid)
 
     def _make_letter(
@@ -71,9 +71,9 @@ class LetterMaker:
         exception_type = failure.exception_type if failure else None
         traceback = failure.traceback if failure else None
         trace = failure.sentry_trace if failure else None
-        letter = replace(
-            message.letter,
-            id=message.key_in(resolved.dead_letter_queue).letter_id,
+        letter = DeadLetter(
+            **message.values,
+            id=message.identity.in_queue(resolved.dead_letter_queue).letter_id,
             source_queue=resolved.queue,
             dead_letter_queue=resolved.dead_letter_queue,
             reason=verdict.reason,

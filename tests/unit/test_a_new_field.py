@@ -22,8 +22,8 @@ DEFINED = (
 """,
 )
 READ = (
-    "            eta=parsed_time(",
-    '            came_before=delivery.get("redelivered"),\n',
+    '            "eta": parsed_time(',
+    '            "came_before": delivery.get("redelivered"),\n',
 )
 
 MAIN = """

@@ -157,7 +157,7 @@ class Adoption:
         policy, of_policy = self._policies.resolve(queue, own), self._policies.dead_letter_queue_of
         target = self._target or of_policy(queue or self._queue, own)
         most = None if policy is None else policy.max_retries
-        key = kept.key_in(target)
+        key = kept.identity.in_queue(target)
         counted = replace(key, dead_letter_queue=of_policy(queue, own) if queue else target)
         # Only a task is counted, and the id of another message is no key of a task.
         history = history_of_adopted(self._counter, counted) if kept.task_name else ()

@@ -117,10 +117,9 @@ class Sampler(Observer):
 
     def _sample_fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
         message = Message.of(request.message, request.request_dict)
-        args, kwargs = _shortened(message.letter.args_json), _shortened(message.letter.kwargs_json)
-        shortened = replace(message.letter, args_json=args, kwargs_json=kwargs)
+        args = {name: _shortened(message.values[name]) for name in ("args_json", "kwargs_json")}
         letter = self._make(
-            replace(message, letter=shortened),
+            replace(message, values={**message.values, **args}),
             in_flight.resolved,
             Die(Reason.FAILED, ""),  # success is not a `Reason`
             history=(in_flight.delivery,),

@@ -186,7 +186,7 @@ class HoldObserver(Observer):
         self, hold: Hold, message: Message, resolved: ResolvedPolicy, request: GuardedRequest
     ) -> bool:
         """Hold a message; False if what is held already may be another one."""
-        key, released = message.key_in(hold.id), request.request_dict.get(HOLD_HEADER)
+        key, released = message.identity.in_queue(hold.id), request.request_dict.get(HOLD_HEADER)
         verdict = Die(Reason.HELD, hold.reason or f"held by {hold.actor}")
         letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
         if hold.circuit is not None and released is not None:

@@ -47,12 +47,18 @@ def fingerprint(
     if exception_type is None:
         cause = ["reason", reason, task_name]
     else:
-        cause = ["exception", exception_type, task_name, *application_frames(traceback or "")]
+        # The last line is no frame, and differs where the frames are the same. It may be several
+        # lines, as `str.splitlines` has more ends of lines.
+        above, _, last = (traceback or "").rstrip("\n").rpartition("\n")
+        is_text = len(last.splitlines()) == 1 and not last.startswith((" ", "\t", "Traceback"))
+        frames = application_frames(above if is_text else traceback or "")
+        cause = ["exception", exception_type, task_name, *frames]
     text = "\x1f".join([f"v{FINGERPRINT_VERSION}", *cause])
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGITS]
 
 
-def application_frames(traceback: str) -> list[str]:
+@lru_cache(maxsize=32)  # of up to 64,000 characters; a storm has the same again and again
+def application_frames(traceback: str) -> Sequence[str]:
     """The innermost frames outside of libraries, as ``file:function``, outermost first.
 
     Only the last traceback of a chain counts: it is the one that escaped. A file is named without

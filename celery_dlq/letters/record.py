@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum, Flag, auto
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid5
 
@@ -135,7 +136,11 @@ def from_micros(micros: int) -> datetime:
 
 def iso(value: datetime | None) -> str | None:
     """ISO 8601 in UTC with microseconds, or ``None``."""
-    return None if value is None else from_micros(to_micros(value)).isoformat("T", "microseconds")
+    if value is None:
+        return None
+    if value.tzinfo is not timezone.utc:
+        value = from_micros(to_micros(value))
+    return value.isoformat("T", "microseconds")
 
 
 _R = TypeVar("_R", bound="Recorded")
@@ -286,7 +291,9 @@ class Kind(_Form, Enum):
     """What a field holds; its forms in Redis, JSON, Parquet, Spark and SQL follow."""
 
     TEXT = _Form(
-        lambda value: _encode(value if type(value) is str else _unchanged(value)),
+        lambda value: (value if type(value) is str else str(_unchanged(value))).encode(
+            "utf-8", "backslashreplace"
+        ),
         *(_decode, _unchanged, "text", "UTF-8", "string"),
     )
     INTEGER = _Form(b"%d".__mod__, int, _unchanged, "integer", "decimal digits", "number")
@@ -464,7 +471,8 @@ class DeadLetter:
 
     def __post_init__(self) -> None:
         for name in _TIMES:
-            check_aware(name, getattr(self, name))
+            if (value := getattr(self, name)) is not None:  # every letter has two of six
+                check_aware(name, value)
 
     def decoded(self, name: str) -> Any:
         """The value of a JSON field (``headers``, ``properties``, ``native_death``)."""
@@ -474,11 +482,11 @@ class DeadLetter:
     def to_fields(self) -> dict[str, bytes]:
         """The storage form: every field that is set, by name."""
         fields = {
-            name: kind.stored(value)
-            for name, kind in _KINDS.items()
-            if (value := getattr(self, name)) is not None
+            name: stored(value)
+            for (name, stored), value in zip(_STORED, _VALUES(self), strict=True)
+            if value is not None
         }
-        return {**self.extra, **fields}
+        return {**self.extra, **fields} if self.extra else fields
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, bytes]) -> DeadLetter:
@@ -558,6 +566,8 @@ def end_of(letter: DeadLetter) -> datetime | None:
 
 
 _KINDS = field_kinds()
+_STORED = tuple((name, kind.stored) for name, kind in _KINDS.items())
+_VALUES = attrgetter(*_KINDS)
 TEXTLESS = frozenset(name for name, kind in _KINDS.items() if kind.column not in {"text", "bytes"})
 """Fields whose values can hide no text, whatever a publisher wrote."""
 _TIMES = tuple(name for name, kind in _KINDS.items() if kind is Kind.TIME)

@@ -163,7 +163,16 @@ class Keys:
 
     def places(self, names: Sequence[str], *queue: str, **given: str) -> list[str]:
         """Return the keys of a script, by the names that its header has for them."""
-        return [given.get(name) or getattr(self, name)(*queue) for name in names]
+        places = _places(self, tuple(names), queue, tuple(given))
+        return [given.get(name, place) for name, place in zip(names, places, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _places(
+    keys: Keys, names: tuple[str, ...], queue: tuple[str, ...], given: tuple[str, ...]
+) -> list[str]:
+    """Each letter asks for the same ten."""
+    return ["" if name in given else getattr(keys, name)(*queue) for name in names]
 
 
 @lru_cache(maxsize=1024)

@@ -148,14 +148,20 @@ def _end_of_exception(
         return End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=names)
     if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
         return End(outcome=Outcome.WORKER_LOST, text=text, exception_names=names)
-    refused = _RETRY_FRAME.search(traceback) and not _RETRY_RAISED.search(traceback)
+    # To look for a word first is ten times faster, and most tracebacks have neither frame.
+    refused = (
+        ", in retry" in traceback
+        and _RETRY_FRAME.search(traceback)
+        and not _RETRY_RAISED.search(traceback)
+    )
+    lost = ", in mark_as_" in traceback and _RESULT_FRAME.search(traceback)
     spent = isinstance(exc, MaxRetriesExceededError) or bool(refused)
     return End(
         outcome=Outcome.FAILED,
         retries_spent=spent,
         exception_names=known or (_type_name(exc), *names),
         expected=isinstance(exc, throws) if throws else False,
-        text=f"{_RESULT_LOST}{text}" if _RESULT_FRAME.search(traceback) else text,
+        text=f"{_RESULT_LOST}{text}" if lost else text,
     )
 
 

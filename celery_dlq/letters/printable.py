@@ -40,19 +40,14 @@ _CLIENT = re.compile(r"<[\w.]*\(<[\w.]*\(<[\w.]*\(.*?\bhost=([^,)]*),port=(\d+).
 _PASSWORD = re.compile(r"(?<=password=).*?(?=,\s*\w+=|\)|$)")
 
 
-def _is_plain(text: str) -> bool:
-    """True if there is nothing to escape, as in nearly all texts."""
-    return text.isascii() and text.isprintable()
-
-
 def printable(text: str) -> str:
     """Escape control characters, except for line ends and tabs."""
-    return text if _is_plain(text) else _UNSAFE_IN_TEXT.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _UNSAFE_IN_TEXT.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
     """Escape control characters, line ends and tabs."""
-    return text if _is_plain(text) else _UNSAFE_IN_LINE.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _UNSAFE_IN_LINE.sub(_escaped, text)
 
 
 def shortened(text: str, limit: int) -> str:

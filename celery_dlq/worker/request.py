@@ -109,7 +109,7 @@ class DeadLetterRequest(SettlingRequest):
             or ((self.dlq_counted or self.dlq_guard.is_watching) and self._dlq_is_revoked())
         ):
             raise TaskRevokedError(self.id)
-        execute = partial(execute, pool, **kwargs)
+        execute = partial(execute, self, pool, **kwargs)
         if self.dlq_counted and is_closed(pool):
             return execute()  # the pool drops it, so it is not counted
         if not self._dlq_may_be_given():
@@ -134,7 +134,8 @@ class DeadLetterRequest(SettlingRequest):
     def _dlq_is_revoked(self) -> bool:
         """Check for revocation, as Celery will again; dead-letter unreadable headers."""
         try:
-            self._dlq_check_time_limits()
+            if [*self.time_limits] != [None, None]:
+                self._dlq_check_time_limits()
             return self.revoked()
         except Exception as exc:
             # Not NEW: Celery has revoked it, and the result backend, say, did not take that.
@@ -161,17 +162,17 @@ class DeadLetterRequest(SettlingRequest):
         """Count the start, if a policy guards the message; return True if it may happen."""
         if not self._dlq_is_ours() or not self._dlq_take_to_work():
             return False
-        if not self._dlq_carry_out(self.dlq_guard.verdict_before_start(self)):
+        verdict = self.dlq_guard.verdict_before_start(self)
+        if verdict is not None and not self._dlq_carry_out(verdict):
             return False
         if not self.dlq_counted:
             return True
-        verdict: Verdict = Run()
         try:
             verdict = self.dlq_guard.count_start(self)
         except Exception:
             self.dlq_guard.count_internal_error("start")
             logger.exception("Task %s is not guarded this time, it runs", self.id)
-        if not self._dlq_carry_out(verdict):
+        if not (verdict is None or self._dlq_carry_out(verdict)):
             return False
         waited = self.dlq_in_flight is not None and not self.dlq_in_flight.first
         if waited and not self._dlq_is_ours():
@@ -244,7 +245,7 @@ class DeadLetterRequest(SettlingRequest):
         ours = succeeded and self.dlq_in_flight is not None and self.dlq_state not in DECIDED
         if ours:
             self.dlq_move(_S.DONE)  # first: a success is acknowledged also after a shutdown
-        result = on_success(failed__retval__runtime, **kwargs)
+        result = on_success(self, failed__retval__runtime, **kwargs)
         if ours:
             self.dlq_guard.record_returned(self)
         return result
@@ -586,6 +587,6 @@ def _through(ours: str, celerys: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(celerys)
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, ours)(partial(celerys, self), *args, **kwargs)
+        return getattr(self, ours)(celerys, *args, **kwargs)
 
     return hook

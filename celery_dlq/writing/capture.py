@@ -47,7 +47,7 @@ class Message:
     ) -> Message:
         """Capture a message; ``request`` has Celery's fields, in the form of protocol 2."""
         delivery = message.delivery_info or {}
-        headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
+        headers = dict(_headers_of(message))
         compression = headers.get("compression")
         body = plain = wire_body(message.body, None, message.content_encoding)
         content_type = _text_or_none(message.content_type) or ""
@@ -107,7 +107,7 @@ def message_key_of(
 
     ``request`` has Celery's fields, in the form of protocol 2. Every task pays for this.
     """
-    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    headers = _headers_of(message)
     return MessageKey(
         dead_letter_queue=dead_letter_queue,
         task_id=_message_id(message, request),
@@ -138,7 +138,7 @@ def publication_of(message: Any) -> str:
     given = _given_publication(message)
     if given is not None:
         return given
-    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    headers = _headers_of(message)
     message_id = (message.properties or {}).get("message_id")
     told_apart = [message_id, *map(headers.get, _TOLD_APART)]
     content = wire_body(message.body, None, message.content_encoding)
@@ -150,9 +150,13 @@ def is_named_after_content(message: Any) -> bool:
     return _given_publication(message) is None
 
 
+def _headers_of(message: Any) -> Mapping[str, Any]:
+    headers = message.headers
+    return headers if isinstance(headers, (dict, Mapping)) else {}  # a dict is found sooner
+
+
 def _given_publication(message: Any) -> str | None:
-    headers = message.headers if isinstance(message.headers, Mapping) else {}
-    given = headers.get(PUBLICATION_HEADER)
+    given = _headers_of(message).get(PUBLICATION_HEADER)
     if is_publication(given):
         return str(given)
     known = sqs_message_id(message) or (message.properties or {}).get("delivery_tag")
@@ -170,7 +174,7 @@ def another(message: Message) -> Message:
 def sqs_message_id(message: Any) -> str | None:
     """The id that Amazon SQS gave a message; its tag is a receipt, new for each delivery."""
     delivery = message.delivery_info
-    raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
+    raw = delivery.get("sqs_message") if isinstance(delivery, (dict, Mapping)) else None
     found = raw.get("MessageId") if isinstance(raw, Mapping) else None
     return str(found) if found else None
 

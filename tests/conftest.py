@@ -101,7 +101,7 @@ def _needs_rabbit(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put long tests first, then those with RabbitMQ."""
+    """Put long tests first, then those of the default tier with RabbitMQ, and mix the others."""
     with_rabbit = {i for i in items if in_default_tier(i.nodeid) and _needs_rabbit(i)}
     items.sort(
         key=lambda item: (
@@ -110,18 +110,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "acceptance" not in item.nodeid,
         )
     )
-    if config.option.markexpr == "not full":
-        items.sort(key=_places(items, with_rabbit).__getitem__)
+    chosen = items
+    if config.option.markexpr:
+        is_full = config.option.markexpr == "full"
+        chosen = [item for item in items if in_default_tier(item.nodeid) is not is_full]
+    first = {item for item in chosen if item.path.name in LONGEST or item in with_rabbit}
+    items.sort(key=_places(items, chosen, first).__getitem__)
 
 
-def _places(items: list[pytest.Item], first: set[pytest.Item]) -> dict[pytest.Item, float]:
-    """Spread the tests that wait among those that compute, or the cores rest at the beginning.
+def _places(
+    items: list[pytest.Item], chosen: list[pytest.Item], first: set[pytest.Item]
+) -> dict[pytest.Item, float]:
+    """Spread the tests that wait among those that compute, or the cores rest for a time.
 
     The last third has none of them: one that begins late would run alone at the end.
     """
     waiting, others = [], []
-    for item in items:
-        if item not in first and in_default_tier(item.nodeid):
+    for item in chosen:
+        if item not in first:
             (waiting if "acceptance" in item.nodeid else others).append(item)
     places = dict.fromkeys(items, -1.0)
     for some, part in ((waiting, 2 / 3), (others, 1.0)):

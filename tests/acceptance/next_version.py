@@ -23,8 +23,8 @@ _CHANGES = {
     ],
     "writing/letter.py": [
         (
-            "            message.letter,\n",
-            '            message.letter,\n            region="süd",\n',
+            "            **message.values,\n",
+            '            **message.values,\n            region="süd",\n',
         ),
     ],
 }

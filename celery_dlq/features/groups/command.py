@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 import click
 
@@ -131,13 +131,13 @@ def mute(
 
     Its letters are still stored. The first digits of FINGERPRINT are enough.
     """
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     until = None
     if seconds is not None:
         try:
-            until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+            until = dead_letters.registry.now() + timedelta(seconds=seconds)
         except OverflowError:
             raise click.BadParameter("expected a time of some years at most") from None
-    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     status = dead_letters.mute(queue, fingerprint, until=until, note=note)
     till = f" until {utc_text(until)}" if until else ""
     print_answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class _Field(NamedTuple):
 
 def _until(call: Call) -> datetime | None:
     span = span_of(call)
-    return None if span is None else datetime.now(timezone.utc) + span
+    return None if span is None else call.dlq.registry.now() + span
 
 
 _FIELDS: Mapping[str, _Field] = {

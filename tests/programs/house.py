@@ -40,13 +40,13 @@ LIMITS: dict[str, tuple[int, int]] = {
     "files, a reason (D)": (2, 2),
     "names of other packages": (70, 70),
     "of these, private": (21, 22),
-    "lines a worker loads": (14_794, 12_000),
-    "lines a worker loads, every feature": (18_358, 16_000),
-    "lines of code of the core": (32_907, 22_500),
+    "lines a worker loads": (14_850, 12_000),
+    "lines a worker loads, every feature": (18_413, 16_000),
+    "lines of code of the core": (32_950, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
     "minutes of tox": (4, 3),
-    "minutes of tox -e full": (45, 20),
+    "minutes of tox -e full": (35, 20),
 }
 """The most of each figure, which is today's value; and its goal."""
 

@@ -45,7 +45,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "lines of code of the core": (32_950, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
-    "minutes of tox": (4, 3),
+    "minutes of tox": (3, 3),
     "minutes of tox -e full": (35, 20),
 }
 """The most of each figure, which is today's value; and its goal."""

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum, Flag, auto
 from functools import cache, partial
-from hashlib import sha1
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
@@ -553,9 +552,7 @@ def letter_id(
     """
     further = [nesting, publication] if publication else [nesting] if nesting else []
     key = json.dumps([dead_letter_queue, task_id, retries, redrives, *further])
-    # As `uuid5`, in half its time.
-    digest = sha1(_LETTER_NAMESPACE.bytes + key.encode(), usedforsecurity=False).digest()
-    return str(UUID(bytes=digest[:16], version=5))
+    return str(uuid5(_LETTER_NAMESPACE, key))
 
 
 def end_of(letter: DeadLetter) -> datetime | None:

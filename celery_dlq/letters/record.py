@@ -292,9 +292,7 @@ class Kind(_Form, Enum):
     """What a field holds; its forms in Redis, JSON, Parquet, Spark and SQL follow."""
 
     TEXT = _Form(
-        lambda value: (value if type(value) is str else str(_unchanged(value))).encode(
-            "utf-8", "backslashreplace"
-        ),
+        lambda value: _encode(value if type(value) is str else _unchanged(value)),
         *(_decode, _unchanged, "text", "UTF-8", "string"),
     )
     INTEGER = _Form(b"%d".__mod__, int, _unchanged, "integer", "decimal digits", "number")

@@ -163,8 +163,8 @@ class Keys:
 
     def places(self, names: Sequence[str], *queue: str, **given: str) -> list[str]:
         """Return the keys of a script, by the names that its header has for them."""
-        places = _places(self, tuple(names), queue, tuple(given))
-        return [given.get(name, place) for name, place in zip(names, places, strict=True)]
+        places = _places(self, tuple(names), queue, tuple(name for name in given if given[name]))
+        return [given.get(name) or place for name, place in zip(names, places, strict=True)]
 
 
 @lru_cache(maxsize=1024)

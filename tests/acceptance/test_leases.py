@@ -162,9 +162,9 @@ def test_a_worker_that_stood_still_finds_out_what_others_own(
     poll(all_done, timeout_seconds=20)
 
     assert [ran(f"waiting {number}") for number in range(3)] == [1, 1, 1]
-    assert first.output.count("stood still") <= 2  # on a busy machine once more by itself
-    # The one that ran, too, unless it ended before the worker found out.
-    assert re.search("others took [34] of its messages", first.output)
+    # The one that ran, too, unless it ended before the worker found out. A busy machine may stand
+    # still by itself; others then take fewer.
+    assert len(re.findall("others took [34] of its messages", first.output)) == 1
     second.stop()
     for number in range(6):
         poison.healthy.delay(f"new {number}")

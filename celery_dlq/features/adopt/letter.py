@@ -116,9 +116,8 @@ class Adoption:
             return None
         kept = Message.of(message, request_fields(message, headers))
         own = {name: value for name, value in headers.items() if name not in DEATH_HEADERS}
-        letter = letter_of_copy(
-            headers[RECORD_HEADER], kept.letter.body, json_codec.dumps(own), kept.letter.properties
-        )
+        body, properties = kept.values["body"], kept.values["properties"]
+        letter = letter_of_copy(headers[RECORD_HEADER], body, json_codec.dumps(own), properties)
         if letter is None:
             return None
         return letter, MessageKey(
@@ -158,7 +157,7 @@ class Adoption:
         target = self._target or of_policy(queue or self._queue, own)
         most = None if policy is None else policy.max_retries
         key = kept.identity.in_queue(target)
-        counted = replace(key, dead_letter_queue=of_policy(queue, own) if queue else target)
+        counted = key.in_queue(of_policy(queue, own) if queue else target)
         # Only a task is counted, and the id of another message is no key of a task.
         history = history_of_adopted(self._counter, counted) if kept.task_name else ()
         numbers = [one.number for one in history if one.retries == key.retries]

@@ -158,7 +158,7 @@ class HoldObserver(Observer):
         return None, None
 
     def _meets_conditions(self, texts: tuple[str, ...], message: Message) -> bool | None:
-        return self._judge(texts, lambda name: getattr(message.letter, name) or "")
+        return self._judge(texts, lambda name: message.values.get(name) or "")
 
     def _pass_over(self, hold: Hold, request: GuardedRequest) -> None:
         """Count a message that runs, because nobody can say whether the hold means it."""
@@ -191,10 +191,10 @@ class HoldObserver(Observer):
         letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
         if hold.circuit is not None and released is not None:
             # Held once more: the entry of the first time may not be removed yet.
-            letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
+            letter = replace(letter, id=key.in_queue(str(released)).letter_id)
         again = request.delivery_info.get("redelivered") or released is not None
         is_new = is_named_after_content(request.message) and not again
-        if not message.letter.published_at:  # its release is a copy of this very message
+        if not message.values["published_at"]:  # its release is a copy of this very message
             name = message.identity.publication
             if is_new:  # and not of an equal one, which may be dead
                 name = named_after(hold.id.encode(), name.encode())

@@ -245,7 +245,7 @@ class WaitsInHolds(Waits):
 
     def _has(self, hold: Hold, key: MessageKey, message: Outgoing | None) -> bool:
         covers = message is None or hold.covers(str(message.headers.get("task")), message.queue)
-        entry = replace(key, dead_letter_queue=hold.id).letter_id
+        entry = key.in_queue(hold.id).letter_id
         return covers and self._held.entry(hold.id, entry) is not None
 
 

@@ -32,8 +32,8 @@ class Timing:
     # Leases of fetched messages; each is shorter where `dlq_lease` is short
     lease_tick: float = 0.24  # Between two rounds: renew, confirm, give back, look for the dead
     lease_retry: float = 1.0  # The same after a failure: others take what is not renewed
-    lease_confirm: float = 1.0  # Between two confirmations of acknowledgements
-    lease_wait: float = 0.73  # Between two looks whether messages wait for a worker that hangs
+    # Between two confirmations of acknowledgements, and looks if messages wait for one that hangs
+    lease_wait: float = 0.73
     bell: float = 20.0  # Longest wait for the bell; a worker that hangs takes one token
     lease_max_look: float = 3.6  # Between two looks for the dead; no idle connection is closed so
     lease_max_loop: float = 1.0  # Own leases come first: what is left goes on in the next round

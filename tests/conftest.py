@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections import Counter
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def pytest_report_header() -> str:
     return f"{', '.join(found)}; {' '.join(done.stdout.split()[:3])}"
 
 
-LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_streaming_example.py")
+LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_django.py")
 """A minute each or so: begun last, one of them would run alone for all of it."""
 
 
@@ -79,9 +80,10 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the full tier, and what shares a process: all with a Spark session, for one.
 
-    In the default tier, whose tests with RabbitMQ are few, two processes have them: each that
-    meets one starts a node of Erlang, which takes seconds of both cores. pytest-xdist reads groups
-    before `pytest_collection_modifyitems` is here.
+    So does a module with fixtures of its own: with tests of other modules in between, they would
+    be made again and again. In the default tier, whose tests with RabbitMQ are few, two processes
+    have them: each that meets one starts a node of Erlang, which takes seconds of both cores.
+    pytest-xdist reads groups before `pytest_collection_modifyitems` is here.
     """
     grouped = []
     if not in_default_tier(item.nodeid):
@@ -90,9 +92,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         grouped.append("rabbit-accept" if "accept" in item.nodeid else "rabbit")
     if "spark" in getattr(item, "fixturenames", ()):
         grouped.append("spark")
+    if not grouped and item.get_closest_marker("xdist_group") is None and _shares(item.path):
+        grouped.append(item.path.stem)
     if item.config.pluginmanager.hasplugin("xdist"):
         for name in grouped:
             item.add_marker(pytest.mark.xdist_group(name))
+
+
+@cache
+def _shares(path: Path) -> bool:
+    return path.suffix == ".py" and 'scope="module"' in path.read_text("utf-8")
 
 
 def _needs_rabbit(item: pytest.Item) -> bool:

@@ -18,7 +18,7 @@ from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
-from celery_dlq.worker.dispatched import Results
+from celery_dlq.worker.dispatched import Results, shorten_reports, starts_here
 from celery_dlq.worker.dropped import watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
@@ -64,6 +64,8 @@ class GuardStep(bootsteps.StartStopStep):
             from celery_dlq.store.without_switch import writev  # noqa: PLC0415 - in this pool only
 
             self.guard.counter.connection.writev = writev
+        if not starts_here(worker.pool_cls):
+            shorten_reports()
         worker.dead_letter_guard = self.guard
         worker.dead_letter_tasks = TaskGuard(self.guard, kind_of_request(worker.pool_cls))
         worker.dead_letter_tasks(worker.app)

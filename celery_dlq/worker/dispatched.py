@@ -23,7 +23,10 @@ from contextlib import nullcontext, suppress
 from struct import Struct
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.pool import EX_OK, EX_RECYCLE
+from celery import signals
+from celery.app import trace
 from celery.concurrency import prefork
 
 from celery_dlq import timing
@@ -32,7 +35,7 @@ from celery_dlq.writing.lifecycle import DeliveryState
 
 _LEFT = frozenset({EX_OK, EX_RECYCLE, LEFT_BY_SIGNAL})  # e.g. after its last task
 _LENGTH = Struct(">i")  # before each message of a process
-_READ_BYTES = 8192  # dozens of them
+_READ_BYTES = 1 << 16  # all that a pipe holds: a failure may have dozens of KB
 _MOST_BYTES = 1 << 20
 _WAIT_SECONDS = 0.5  # for a result at a shutdown, as Celery
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
@@ -197,6 +200,36 @@ def _is_kept(pool: Any, job: Any) -> bool:
     return job._write_to is not None  # noqa: SLF001 - also if a process has accepted it
 
 
+class Report(ExceptionInfo):
+    """A failure as a process of a prefork pool sends it: its traceback begins with the task.
+
+    From Python 3.11 on billiard sends where each instruction of a frame's function stands. Of the
+    function in which Celery calls the task, which nobody asks for, that is 31 KB: more to pickle,
+    to read and to collect than all else of a failure. The text of the traceback is whole, and so is
+    the traceback that the process itself logs.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tb = self.tb
+        while tb and tb.tb_next and tb.tb_frame.f_code.co_filename == trace.__file__:
+            tb = tb.tb_next
+        return object.__new__, (ExceptionInfo,), {**vars(self), "tb": tb}
+
+
+def shorten_reports() -> None:
+    """Let the processes of pools that start from now on send a `Report` of each failure and retry.
+
+    A second call changes nothing.
+    """
+    for signal in (signals.task_failure, signals.task_retry):
+        signal.connect(_shorten, weak=False, dispatch_uid="celery_dlq.reports")
+
+
+def _shorten(einfo: Any = None, **_: object) -> None:
+    if type(einfo) is ExceptionInfo:
+        einfo.__class__ = Report
+
+
 class Results:
     """What the processes of a prefork pool report: one call reads all of it that has arrived.
 
@@ -254,23 +287,26 @@ class Results:
         self._call_for_each(callback, messages)
 
     def _read(self, fd: int) -> list[bytearray]:
-        """Read without waiting; an error at the end, as Celery raises it."""
-        data = self._begun.pop(fd, None) or bytearray()
-        missing = 0
-        if len(data) >= _LENGTH.size:
-            missing = _LENGTH.unpack_from(data)[0] + _LENGTH.size - len(data)
-        with suppress(BlockingIOError):
-            more = os.read(fd, min(max(_READ_BYTES, missing), _MOST_BYTES))
-            if not more:
+        """Read without waiting; an error at the end, as Celery raises it.
+
+        Again if the last message is there in part: a process writes the length of a long one apart,
+        and what waits for the rest is registered with the event loop, twice.
+        """
+        data, messages = self._begun.pop(fd, None) or bytearray(), list[bytearray]()
+        for _ in range(2):
+            try:
+                more = os.read(fd, min(max(_READ_BYTES, _missing(data)), _MOST_BYTES))
+            except BlockingIOError:
+                break
+            if not more and not messages:
                 raise OSError("End of file during message") if data else EOFError
             data += more
-        messages = []
-        while len(data) >= _LENGTH.size:
-            end = _LENGTH.unpack_from(data)[0] + _LENGTH.size
-            if end > len(data):
+            while len(data) >= _LENGTH.size and not _missing(data):
+                end = _LENGTH.unpack_from(data)[0] + _LENGTH.size
+                messages.append(data[_LENGTH.size : end])
+                del data[:end]
+            if not data:
                 break
-            messages.append(data[_LENGTH.size : end])
-            del data[:end]
         if data:
             self._begun[fd] = data
         return messages
@@ -289,5 +325,15 @@ class Results:
                         callback(message)
                 except BaseException as exc:  # noqa: BLE001 - raised below
                     error = error or exc
+                # A failure is thousands of tuples: Python uses them again if they are free by then.
+                message = None
         if error is not None:
             raise error
+
+
+def _missing(data: bytearray) -> int:
+    """How many bytes of a message that has begun have not arrived; 0 if its length has not."""
+    if len(data) < _LENGTH.size:
+        return 0
+    length: int = _LENGTH.unpack_from(data)[0]
+    return max(0, length + _LENGTH.size - len(data))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
 import struct
 import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,8 +19,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from billiard.pool import ApplyResult
 from billiard.queues import _SimpleQueue
+from celery import Celery, signals
+from celery.app.trace import build_tracer
 from celery.concurrency import prefork, solo
 from intervals import change
 from waiting import poll
@@ -32,6 +37,7 @@ from celery_dlq.worker.dispatched import (
     drop_failed,
     has_crashed,
     is_closed,
+    shorten_reports,
     starts_here,
 )
 from celery_dlq.writing.lifecycle import DeliveryState
@@ -529,3 +535,97 @@ def test_a_process_that_crashed_is_known_before_its_pool_reads_it(
         assert has_crashed(request) is expected
         assert child.wait() != 0 or script == "exit 0"
         assert not has_crashed(request)
+
+
+@pytest.fixture
+def _short_reports() -> Iterator[None]:
+    """As in the processes of a pool."""
+    shorten_reports()
+    yield
+    for signal in (signals.task_failure, signals.task_retry):
+        assert signal.disconnect(dispatch_uid="celery_dlq.reports")
+
+
+def functions_of(tb: Any) -> list[str]:
+    """The functions of a traceback."""
+    names = []
+    while tb is not None:
+        names.append(tb.tb_frame.f_code.co_name)
+        tb = tb.tb_next
+    return names
+
+
+@pytest.mark.usefixtures("_short_reports")
+@pytest.mark.parametrize("retried", [False, True])
+def test_what_a_process_reports_begins_with_the_task_and_what_it_logs_is_whole(
+    caplog: pytest.LogCaptureFixture, *, retried: bool
+) -> None:
+    """The text is whole; what others put on a report goes with it."""
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.task_ignore_result = True
+
+    @app.task(name="shop.charge", bind=True, shared=False)
+    def charge(self: Any) -> None:
+        def pay() -> None:
+            if retried:
+                raise self.retry(exc=ValueError("sold out"))
+            raise ValueError("sold out")
+
+        pay()
+
+    request = {"id": "t-1", "hostname": "celery@web-1", "called_directly": False, "retries": 0}
+    with caplog.at_level(logging.INFO, logger="celery.app.trace"):
+        report = build_tracer(charge.name, charge, app=app)("t-1", (), {}, request)[0]
+    report.seen = ["a name"]
+    sent = pickle.loads(pickle.dumps(report))
+    assert functions_of(report.tb)[:2] == ["trace_task", "charge"]
+    assert functions_of(sent.tb)[:2] == ["charge", "pay"]
+    assert isinstance(report, ExceptionInfo)
+    report.__class__ = ExceptionInfo
+    plain = pickle.loads(pickle.dumps(report))
+    assert type(sent) is type(plain)
+    assert "in trace_task" in sent.traceback
+    assert sent.traceback == plain.traceback
+    assert repr(sent.exception) == repr(plain.exception)
+    others = ("type", "internal", "seen")
+    assert [getattr(sent, name) for name in others] == [getattr(plain, name) for name in others]
+    assert vars(sent).keys() == vars(plain).keys()
+    if sys.version_info >= (3, 11):
+        assert len(pickle.dumps(sent)) < len(pickle.dumps(plain)) / 3
+    if not retried:
+        assert "in trace_task" in caplog.text
+        assert "in pay" in caplog.text
+
+
+@pytest.mark.usefixtures("_short_reports")
+def test_a_report_of_celery_alone_keeps_its_last_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of Celery's that fails itself."""
+    monkeypatch.setattr("celery.app.trace.__file__", __file__)
+    try:
+        raise ValueError("sold out")
+    except ValueError:
+        report = ExceptionInfo()
+    signals.task_failure.send(sender=None, einfo=report)
+    assert functions_of(pickle.loads(pickle.dumps(report)).tb) == functions_of(report.tb)
+    signals.task_failure.send(sender=None, einfo=None)
+
+
+def test_a_message_that_is_written_in_two_parts_is_read_in_one_turn() -> None:
+    """Its length, and the rest: what waits for the rest is registered with the loop, twice."""
+    inner = Reading()
+    message = ("ready", "x" * 40_000)
+    data = pickle.dumps(message)
+    os.write(inner.outq._writer.fileno(), struct.pack(">i", len(data)))
+    real = os.read
+
+    def read(fd: int, most: int) -> bytes:
+        found = real(fd, most)
+        if len(found) == struct.calcsize(">i"):
+            os.write(inner.outq._writer.fileno(), data)
+        return found
+
+    results = Results(inner)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "read", read)
+        assert [*results.receive(lambda *_: None, inner.fd, inner.read.append)] == []
+    assert inner.read == [message]

@@ -217,14 +217,12 @@ class LeaseKeeper(LeaseThread):
         self.use_broker(broker)
         if self._is_due("renew", lease / 3):
             leases.renew(self._call_script, broker)
-        if self._is_due("confirm", timing.current.lease_confirm):
-            leases.confirm(self._call_all, broker)
         self.give_back(broker)
         every = min(timing.current.lease_max_look, lease / 6)
         if self._is_due("lists", min(timing.current.lease_wait, every)):
             plans, dead = tuple(leases.waiting.values()), self._is_due("look", every)
             looks = [*(plan.look for plan in plans), ("EXISTS", broker.leases, broker.look)]
-            there = self._call_all(looks if dead else looks[:-1])
+            there = leases.confirm(self._call_all, broker, looks if dead else looks[:-1])
             for plan, found in zip(plans, there, strict=False):
                 self._wake_channel(plan, found)
             if dead and not self._holds_off() and there[-1] == 1:  # and nobody looks

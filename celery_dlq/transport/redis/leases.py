@@ -254,14 +254,27 @@ class Leases(LeasedMessages):
 
     # -- the thread -----------------------------------------------------------------
 
-    def confirm(self, call_all: Callable[[Sequence[Any]], Sequence[Any]], broker: Broker) -> None:
-        """Repeat acknowledgements and wait for the replies."""
-        while tags := _take_tags(self.acknowledged):
+    def confirm(
+        self,
+        call_all: Callable[[Sequence[Any]], Sequence[Any]],
+        broker: Broker,
+        asked: Sequence[Any] = (),
+    ) -> Sequence[Any]:
+        """Repeat acknowledgements and wait for the replies; return those to what else is asked.
+
+        In one write: where a worker has little to do, Redis spends most on reading its socket.
+        """
+        while True:
+            tags = _take_tags(self.acknowledged)
+            last = len(tags) < _TAGS_PER_CALL
+            commands = removals(broker, tags)
             try:
-                call_all(removals(broker, tags))
+                replies = call_all([*commands, *asked] if last else commands)
             except BaseException:
                 self.acknowledged.extend(tags)
                 raise
+            if last:
+                return replies[len(commands) :]
 
     def renew(self, call: Callable[..., Any], broker: Broker) -> None:
         """Renew all leases, and find out which messages others own now."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.celery_contestant import CeleryContestant
 from benchmarks.contest import Contest
-from benchmarks.node import AGAIN, DECORATOR, PLAIN, PLUGIN, QUEUE
+from benchmarks.node import AGAIN, BARE, DECORATOR, PLAIN, PLUGIN, QUEUE
 from benchmarks.processes import Tree
 from servers import RedisServer
 
@@ -29,7 +29,7 @@ class Size:
 
     messages: int
     rounds: int
-    variants: tuple[str, ...] = (PLAIN, AGAIN, PLUGIN, QUEUE, DECORATOR)
+    variants: tuple[str, ...] = (PLAIN, AGAIN, BARE, PLUGIN, QUEUE, DECORATOR)
 
 
 FULL = Size(messages=150, rounds=11)

@@ -27,6 +27,7 @@ from typing import Any
 
 import celery
 import redis
+from benchmarks.node import BARE, note_each_start
 from servers import RedisServer
 
 SETTLE_SECONDS = 3.0
@@ -72,7 +73,9 @@ def work(options: dict[str, Any]) -> None:
     def started(key: str) -> None:
         starts.write(f"{key} {time.monotonic_ns()}\n")
 
-    if options["kind"] != "plain":
+    if options["kind"] == BARE:
+        note_each_start(options["url"])
+    elif options["kind"] != "plain":
         from celery_dlq import DeadLetters
 
         app.conf.dlq_reliable_fetch = options["kind"] != KOMBUS
@@ -302,13 +305,15 @@ def latency(size: Size, folder: Path) -> None:
 def herd(size: Size, folder: Path) -> None:
     """Server CPU and commands of a message while many workers, with room for one, wait for it.
 
-    Guarded and plain ones side by side, after each of many starts.
+    Guarded and plain ones side by side, after each of many starts; beside them plain ones that
+    write each start to Redis, by one plain command: the bare limit.
     """
+    kinds = (*KINDS, BARE)
     found: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
     for pool, start in product(POOLS, range(size.starts)):
         with ExitStack() as stack:
             servers = {}
-            for kind in KINDS[:: 1 if start % 2 else -1]:
+            for kind in kinds[:: 1 if start % 2 else -1]:
                 own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
                 servers[kind] = stack.enter_context(RedisServer())
                 wanted = [(kind, ["herd"])] * size.workers
@@ -321,18 +326,24 @@ def herd(size: Size, folder: Path) -> None:
                     found.setdefault((pool, rate, kind), []).append(
                         (cpu / rate * 1e6, calls / rate)
                     )
-    head = "waiting | messages a second | plain: µs; commands | guarded: µs; commands | times plain"
+    sides = " | ".join(f"{kind}: µs; commands" for kind in kinds)
+    head = f"waiting | messages a second | {sides} | guarded, times plain | bare, times plain"
     print(f"\n| {head} |\n|{'---|' * (head.count('|') + 1)}")
     for pool, rate in product(POOLS, RATES):
-        sides = [found[pool, rate, kind] for kind in KINDS]
+        costs = {kind: found[pool, rate, kind] for kind in kinds}
         shown = [
             "{:.0f}; {:.1f}".format(*map(statistics.median, zip(*one, strict=True)))
-            for one in sides
+            for one in costs.values()
         ]
-        ratios = sorted(guarded / plain for (plain, _), (guarded, _) in zip(*sides, strict=True))
-        low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
-        times = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        print(f"| {size.workers} {pool} | {rate} | {' | '.join(shown)} | {times} |", flush=True)
+        shown += [_times(costs[kind], costs["plain"]) for kind in kinds[1:]]
+        print(f"| {size.workers} {pool} | {rate} | {' | '.join(shown)} |", flush=True)
+
+
+def _times(costs: list[tuple[float, float]], plain: list[tuple[float, float]]) -> str:
+    """The ratios of CPU: median and quartiles."""
+    ratios = sorted(one / of for (one, _), (of, _) in zip(costs, plain, strict=True))
+    low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _spent(

@@ -32,7 +32,7 @@ _MANY = 10
 
 _SAMPLE = 2_000
 _KINDS = 5  # of statements that a cause without any may get
-_BRIEF = 60  # seconds of data, of which nothing is said
+_BRIEF = 60  # seconds of data, or of silence, of which nothing is said
 _FUTURE = 300  # seconds by which a clock may be ahead
 _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
@@ -353,6 +353,8 @@ def _timing_of(unit: _Unit, name: str, alpha: float) -> CauseTiming:
         return CauseTiming(letters=letters, span=(unit.starts, unit.ends))
     others = unit.other_times(name)
     begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)
+    if end and unit.ends + end.at < _BRIEF:
+        end = None
     start = unit.starts if begin is None else begin.at
     stop = unit.ends if end is None else -end.at
     active = [at for at in times if start <= at <= stop]

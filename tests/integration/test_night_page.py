@@ -45,8 +45,12 @@ def stored(dlq: DeadLetters, letters: int, **values: Any) -> None:
 
 
 @pytest.fixture
-def shop(redis_url: str) -> Iterator[DeadLetters]:
-    """Two causes of one task, of which tenant nordic has one, and a queue where nothing happens."""
+def shop(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetters]:
+    """Two causes of one task, of which tenant nordic has one, and a queue where nothing happens.
+
+    There is time to compare all letters, on a slow machine, too.
+    """
+    monkeypatch.setattr("celery_dlq.features.differences.operations.AT_ONCE_SECONDS", 5.0)
     app = an_app(
         broker_url=redis_url, dlq_queues={"*": {"max_deliveries": 3}}, dlq_redact=["**.card"]
     )

@@ -294,6 +294,30 @@ def test_a_worker_that_is_killed_between_count_and_first_line_explains_one_deliv
     assert (name not in faults(books)) == excused
 
 
+@pytest.mark.parametrize(
+    ("began", "away", "excused"), [(2, True, True), (2, False, False), (1, True, False)]
+)
+def test_a_start_that_an_outage_hid_and_that_never_began_explains_one_delivery(
+    began: int, away: bool, excused: bool
+) -> None:
+    """A worker took the message three times, and two starts are in the letter's history."""
+    first = the_letter_of_a_start_at(1.0, 20.0)
+    history = tuple(
+        replace(first.history[0], number=n, started_at=datetime.fromtimestamp(t, timezone.utc))
+        for n, t in enumerate((1.0, 9.0), 1)
+    )
+    books = balance(
+        "slow",
+        at(*(1.0, 9.0)[:began]),
+        letters=[replace(first, deliveries=3, history=history)],
+        received=[Logged(TASK, WORKER, t) for t in (0.9, 5.0, 8.9)],
+        spells=[Spell("redis hangs", "", 4.5, 6.0)] if away else [],
+        ended=[Ended(WORKER, t + 0.5, t + 0.5, cold=False, how=-9) for t in (1.0, 9.0)],
+    )
+    name = "a bystander was dead-lettered, and had not even started each time"
+    assert (name not in faults(books)) == excused
+
+
 @pytest.mark.parametrize(("away_until", "excused"), [(4.0, False), (6.0, True)])
 def test_a_store_that_is_away_as_a_worker_ends_is_not_told_what_the_deploy_ended(
     away_until: float, excused: bool

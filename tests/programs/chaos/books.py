@@ -302,10 +302,14 @@ class Balance(Evidence):
             full = letter.deliveries == self.facts.max_deliveries
             fair = full and all(self._disturbed(d) for d in letter.history)
             starts = self.starts.get((letter.task_id, letter.retries), [])
-            # A process may die between a count and the first line; that explains one delivery.
+            # A process may die between a count and the first line, and a start that was dispatched
+            # while the store was away is added later: each explains one delivery.
             seldom = expected is None and len(starts) < letter.deliveries
-            if len(unseen := self._unmatched(letter, starts)) == 1:
-                seldom = seldom and not self._killed(unseen[0])
+            unseen = self._unmatched(letter, starts)
+            added = letter.deliveries - len(letter.history)
+            if len(unseen) + added == 1:
+                known = self._killed(unseen[0]) if unseen else self._taken_as_often(letter)
+                seldom = seldom and not known
             why = self._why_not_due(letter) if expected is None else ""
             due = fair and not seldom and not why
             where = self.books.explained if due else self.books.faults

@@ -17,6 +17,7 @@ import pytest
 from celery_dlq.export.partition import partition_folder as folder_of
 from celery_dlq.spark.triage.rows import Findings, findings, triage
 from celery_dlq.spark.triage.selection import Selection
+from celery_dlq.spark.triage.summaries import summarized
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("pyspark")
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
-DAYS, OF_A_DAY = 12, 30
+DAYS, OF_A_DAY = 8, 30  # as few days as have summaries
 QUEUES = ("orders:ü+x DLQ", "007")
 TENANT = "only-the-bad-one"
 
@@ -73,7 +74,7 @@ def write(folder: Path, queue: str, day: int, number: int = 0, letters: int = OF
 
 @pytest.fixture(scope="module")
 def months(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give days of two queues, more than the fewest that have summaries."""
+    """Give days of two queues."""
     folder = tmp_path_factory.mktemp("summaries") / "letters"
     for queue in QUEUES:
         for day in range(DAYS):
@@ -81,15 +82,22 @@ def months(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def summarized_months(
+    spark: SparkSession, months: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Give a copy of it with the summaries of a triage; its name is no pattern."""
+    folder = tmp_path_factory.mktemp("summarized") / "let[t]er{s}? *"
+    shutil.copytree(months, folder)
+    assert triage(folder, spark, summaries=True).letters == len(QUEUES) * DAYS * OF_A_DAY
+    assert len(summaries(folder)) == len(QUEUES) * (DAYS - 1)
+    return folder
+
+
 @pytest.fixture
-def folder(months: Path, tmp_path: Path) -> Path:
-    """Give a copy of it."""
-    return Path(shutil.copytree(months, tmp_path / "letters"))
-
-
-def plain(spark: SparkSession, folder: Path) -> Findings:
-    """A triage without summaries."""
-    return findings(folder, spark, summaries=False)
+def folder(summarized_months: Path, tmp_path: Path) -> Path:
+    """Give a copy of this one, whose files have the same times."""
+    return Path(shutil.copytree(summarized_months, tmp_path / summarized_months.name))
 
 
 def told(found: Findings) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def told(found: Findings) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, months: Path) -> dict[str, Any]:
     """Ask without summaries."""
-    return told(plain(spark, months))
+    return told(findings(months, spark, summaries=False))
 
 
 def unreadable(folder: Path, *but: Path) -> Iterator[Path]:
@@ -124,14 +132,18 @@ def summaries(folder: Path) -> dict[str, int]:
     return {file.parent.name: file.stat().st_mtime_ns for file in found}
 
 
+def kept_summaries(spark: SparkSession, folder: Path) -> DataFrame:
+    """Their rows."""
+    reader = spark.read.option("__globPaths__", "false")
+    return reader.orc(f"file://{folder}/_celery_dlq/summaries")
+
+
 def test_the_second_triage_opens_summaries_and_the_new_day(
     spark: SparkSession, folder: Path, expected: dict[str, Any]
 ) -> None:
-    """It says the same, of days of which all files but the last day's would fail."""
-    assert told(findings(folder, spark, summaries=True)) == expected
+    """It says what a triage of the files says; all of them but the last day's would fail."""
     assert TENANT in str(expected["causes"])
     kept = summaries(folder)
-    assert len(kept) == len(QUEUES) * (DAYS - 1)
     last = [write(folder, queue, DAYS - 1, 0) for queue in QUEUES]
     assert len(list(unreadable(folder, *last))) == len(QUEUES) * (DAYS - 1)
     assert told(findings(folder, spark, summaries=True)) == expected
@@ -143,30 +155,34 @@ def test_the_second_triage_opens_summaries_and_the_new_day(
 
 def test_new_changed_and_removed_files_are_seen(spark: SparkSession, folder: Path) -> None:
     """The summaries of their days are made anew, and those of no others; what is gone is gone."""
-    triage(folder, spark, summaries=True)
     before = summaries(folder)
+    # Written later, with the same size and whatever is in it.
+    os.utime(folder / folder_of(QUEUES[0], "2026-01-03") / "letters-0-0-1-0.parquet")
     write(folder, QUEUES[0], 3, number=7, letters=5)  # new
     write(folder, QUEUES[0], 4, letters=11)  # changed
     next((folder / folder_of("007", "2026-01-06")).glob("*.parquet")).unlink()  # removed
     shutil.rmtree(folder / folder_of("007", "2026-01-07"))
     write(folder, "007", DAYS)  # a new day: the last one is summarized now
-    found = findings(folder, spark, summaries=True)
-    assert told(found) == told(plain(spark, folder))
+    found, plain = (
+        findings(folder, spark, summaries=summaries, brief=True) for summaries in (True, False)
+    )
+    assert told(found) == told(plain)
     after = summaries(folder)
-    changed = {name for name in after if after[name] != before.get(name)}
-    assert len(changed) == 2 + 2 + 1
-    kept = spark.read.orc(f"file://{folder}/_celery_dlq/summaries")
-    gone = kept.where("place LIKE '%007%/day=2026-01-07'").collect()
+    changed = [name[-10:] for name in after if after[name] != before.get(name)]
+    assert sorted(changed) == [f"2026-01-0{day}" for day in range(3, 9)]
+    gone = kept_summaries(spark, folder).where("place LIKE '%007%/day=2026-01-07'").collect()
     assert [(row["stamp"], row["id"], row["kwargs_json"]) for row in gone] == [("gone", None, None)]
 
 
 def test_a_folder_that_cannot_be_written_is_read_without(
     spark: SparkSession,
-    folder: Path,
+    months: Path,
+    tmp_path: Path,
     expected: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It says so in one line, and tells the same."""
+    folder = Path(shutil.copytree(months, tmp_path / "letters"))
     (folder / "_celery_dlq").write_text("no folder")
     with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
         assert told(findings(folder, spark, summaries=True)) == expected
@@ -182,12 +198,12 @@ def test_a_small_folder_has_none_nor_one_with_files_elsewhere(
     folder = tmp_path / "letters"
     for day in range(7):
         write(folder, "007", day)
-    assert triage(folder, spark, summaries=True).letters == 7 * OF_A_DAY
+    assert summarized(spark, folder, always=True).count() == 7 * OF_A_DAY
     (folder / "others").mkdir()
     shutil.move(write(folder, "x", 0), folder / "others/a.parquet")
     write(folder, "007", 7)
     for place in (folder, f"file://{folder}", folder / folder_of("007", "")[: -len("/day=")]):
-        assert triage(place, spark, summaries=True).letters in {9 * OF_A_DAY, 8 * OF_A_DAY}
+        assert summarized(spark, place, always=True).count() in {9 * OF_A_DAY, 8 * OF_A_DAY}
         assert not (folder / "_celery_dlq").exists()
     shutil.rmtree(folder / "others")
     assert triage(folder, spark).letters == 8 * OF_A_DAY  # files of less than 1 GB
@@ -198,52 +214,26 @@ def test_a_small_folder_has_none_nor_one_with_files_elsewhere(
     assert triage(f"file://{folder}", spark, summaries=True).letters == 8 * OF_A_DAY
 
 
-def small(folder: Path, days: int = 9) -> Path:
-    """Days of one queue, as few as have summaries."""
-    for day in range(days):
-        write(folder, "007", day)
-    return folder
-
-
-def test_a_changed_file_of_the_same_size_is_seen(spark: SparkSession, tmp_path: Path) -> None:
-    """It was written later, whatever is in it."""
-    folder = small(tmp_path / "letters")
-    triage(folder, spark, summaries=True)
-    before = summaries(folder)
-    os.utime(folder / folder_of("007", "2026-01-04") / "letters-0-0-1-0.parquet")
-    triage(folder, spark, summaries=True)
-    after = summaries(folder)
-    assert [name[-10:] for name in after if after[name] != before[name]] == ["2026-01-04"]
-
-
-def test_a_folder_of_any_name_has_summaries(spark: SparkSession, tmp_path: Path) -> None:
-    """Its name is no pattern."""
-    folder = small(tmp_path / "let[t]er{s}? *")
-    for _ in range(2):
-        assert triage(folder, spark, summaries=True).letters == 9 * OF_A_DAY
-    assert len(summaries(folder)) == 8
-
-
 def test_what_is_gone_leaves_a_folder_that_has_become_small(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, folder: Path
 ) -> None:
     """Also what a triage had begun to write when it was killed."""
-    folder = small(tmp_path / "letters")
-    triage(folder, spark, summaries=True)
     killed = folder / "_celery_dlq/summaries/.spark-staging-1/place=x/part.orc"
     killed.parent.mkdir(parents=True)
     killed.touch()
     os.utime(killed.parents[1], (0, 0))
-    for day in range(5):
-        shutil.rmtree(folder / folder_of("007", (BEGIN + timedelta(days=day)).date().isoformat()))
-    assert triage(folder, spark, summaries=True).letters == 4 * OF_A_DAY
-    kept = spark.read.orc(f"file://{folder}/_celery_dlq/summaries").where("kwargs_json IS NOT NULL")
-    assert kept.select("place").distinct().count() == 3
+    for queue in QUEUES:
+        for day in range(1, 6):
+            shutil.rmtree(folder / folder_of(queue, f"2026-01-0{day}"))
+    assert triage(folder, spark, summaries=True).letters == 2 * 3 * OF_A_DAY
+    kept = kept_summaries(spark, folder).where("kwargs_json IS NOT NULL")
+    assert kept.select("place").distinct().count() == 2 * 2
     assert not killed.parents[1].exists()
 
 
 def test_a_summary_that_another_triage_replaces_is_no_error(
     spark: SparkSession,
+    folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -251,16 +241,18 @@ def test_a_summary_that_another_triage_replaces_is_no_error(
     """The files are read, which the log says in one line."""
     from celery_dlq.spark.triage import rows
 
-    folder, summarized = small(tmp_path / "letters"), rows.summarized
+    kept, away = folder / "_celery_dlq/summaries", tmp_path / "away"
 
     def replaced(*args: Any, **options: Any) -> DataFrame:
         found = summarized(*args, **options)
-        shutil.rmtree(folder / "_celery_dlq/summaries")
+        kept.rename(away)
         return found
 
     monkeypatch.setattr(rows, "summarized", replaced)
+    letters = len(QUEUES) * DAYS * OF_A_DAY
     with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
-        assert findings(folder, spark, summaries=True).triage.letters == 9 * OF_A_DAY
-        assert triage(folder, spark, summaries=True).letters == 9 * OF_A_DAY
+        assert findings(folder, spark, summaries=True, brief=True).triage.letters == letters
+        away.rename(kept)
+        assert triage(folder, spark, summaries=True).letters == letters
     assert len(caplog.records) == 2
     assert "\n" not in caplog.records[0].getMessage()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 UTC = timezone.utc
-DAYS = 365
+DAYS = 90
 QUEUES = ("orders-DLQ", "007")
 DAY = datetime(2026, 3, 29, tzinfo=UTC)
 NEXT = DAY + timedelta(days=1)
@@ -48,12 +48,12 @@ def row(queue: str, day: date, number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def year(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a year of two queues; of the files only those of one day can be read."""
+def quarter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a quarter of two queues; of the files only those of one day can be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    root = tmp_path_factory.mktemp("year")
+    root = tmp_path_factory.mktemp("quarter")
     for queue in QUEUES:
         for number in range(DAYS):
             day = date(2026, 1, 1) + timedelta(days=number)
@@ -86,9 +86,9 @@ def bytes_read(spark: SparkSession) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "URL"])
-def test_a_day_of_a_year_costs_a_day(spark: SparkSession, year: Path, kind: str) -> None:
+def test_a_day_of_a_quarter_costs_a_day(spark: SparkSession, quarter: Path, kind: str) -> None:
     """The files of other days, which Spark would fail on, are not opened; nor is another queue."""
-    place = year if kind == "folder" else f"file://{year}"
+    place = quarter if kind == "folder" else f"file://{quarter}"
     with bytes_read(spark) as of_both:
         found = letters(spark, place, since=DAY, until=NEXT)
         assert found.count() == 96
@@ -98,46 +98,51 @@ def test_a_day_of_a_year_costs_a_day(spark: SparkSession, year: Path, kind: str)
         assert found.count() == 48
         assert len(found.inputFiles()) == 1
     # The check for letters reads as well, of one file.
-    assert 0 < of_one[0] < of_both[0] < 3 * size_of(year)
+    assert 0 < of_one[0] < of_both[0] < 3 * size_of(quarter)
 
 
-@pytest.mark.parametrize("kind", ["folder", "URL"])
-def test_filters_select_letters(spark: SparkSession, year: Path, kind: str) -> None:
+def test_filters_select_letters(spark: SparkSession, quarter: Path) -> None:
     """By part of a day, task, release and the first digits of the fingerprint."""
-    place = year if kind == "folder" else f"file://{year}/"
     day = {"since": DAY, "until": NEXT}
-    for more, count in [
-        ({"since": DAY + timedelta(hours=12)}, 48),
-        ({"until": DAY + timedelta(hours=1)}, 4),
-        ({"task": "shop.ship"}, 48),
-        ({"release": "v1"}, 48),
-        ({"fingerprint": "ab"}, 48),
-        ({"fingerprint": "ab12", "queue": "orders-DLQ"}, 24),
-    ]:
+    for number, (more, count) in enumerate(
+        [
+            ({"since": DAY + timedelta(hours=12)}, 48),
+            ({"until": DAY + timedelta(hours=1)}, 4),
+            ({"task": "shop.ship"}, 48),
+            ({"release": "v1"}, 48),
+            ({"fingerprint": "ab"}, 48),
+            ({"fingerprint": "ab12", "queue": "orders-DLQ"}, 24),
+        ]
+    ):
+        place = (quarter, f"file://{quarter}/")[number % 2]  # which chooses folders, not letters
         assert letters(spark, place, **{**day, **more}).count() == count, more
 
 
-@pytest.mark.parametrize("kind", ["folder", "URL"])
-def test_what_has_no_letters_is_one_line(spark: SparkSession, year: Path, kind: str) -> None:
+def test_what_has_no_letters_is_one_line(spark: SparkSession, quarter: Path) -> None:
     """No such day, queue or task: the error says that the filters leave nothing."""
-    place = year if kind == "folder" else f"file://{year}"
     past = datetime(2020, 1, 1, tzinfo=UTC)
-    for only in (
-        {"until": past},
-        {"queue": "nobody"},
-        {"since": DAY, "until": NEXT, "task": "nobody"},
+    places = (quarter, f"file://{quarter}")
+    for number, only in enumerate(
+        (
+            {"until": past},
+            {"queue": "nobody"},
+            {"since": DAY, "until": NEXT, "task": "nobody"},
+        )
     ):
+        # Each way to ask of each kind of place, and each filter as well.
+        one, other = places[number % 2], places[1 - number % 2]
         for ask in (
-            lambda only=only: letters(spark, place, **only),
-            lambda only=only: triage(place, spark, selection=Selection(**only)),
+            lambda place=one, only=only: letters(spark, place, **only),
+            lambda place=other, only=only: triage(place, spark, selection=Selection(**only)),
         ):
             with pytest.raises(ExportError, match="with these filters, got none") as caught:
                 ask()
             assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="expected since to be an aware datetime"):
-        letters(spark, place, since=datetime(2026, 1, 1))  # noqa: DTZ001 - it is refused
-    with pytest.raises(DLQError, match="expected since to be before until"):
-        letters(spark, place, since=NEXT, until=DAY)
+    for place in places:
+        with pytest.raises(ValueError, match="expected since to be an aware datetime"):
+            letters(spark, place, since=datetime(2026, 1, 1))  # noqa: DTZ001 - it is refused
+        with pytest.raises(DLQError, match="expected since to be before until"):
+            letters(spark, place, since=NEXT, until=DAY)
 
 
 NAMES = [
@@ -161,19 +166,20 @@ def test_a_queue_of_any_name_is_found(spark: SparkSession, export: Export, kind:
     """Names that look like numbers, patterns or escapes select their letters and no others."""
     folder = export([a_letter(dead_letter_queue=name, dead_lettered_at=DAY) for name in NAMES])
     place = folder if kind == "folder" else f"file://{folder}"
-    for name in NAMES:
-        for only in ({}, {"since": DAY, "until": NEXT}):
-            found = letters(spark, place, queue=name, **only).select("dead_letter_queue").collect()
-            assert [one[0] for one in found] == [name]
+    for number, name in enumerate(NAMES):
+        # Each name with a day and without, one of a folder and one of a URL.
+        only = {"since": DAY, "until": NEXT} if (number + (kind == "folder")) % 2 else {}
+        found = letters(spark, place, queue=name, **only).select("dead_letter_queue").collect()
+        assert [one[0] for one in found] == [name]
 
 
 @pytest.mark.parametrize("part", ["dlq=007~", "dlq=007~/day=2026-03-29"])
 @pytest.mark.parametrize("kind", ["folder", "URL"])
 def test_a_folder_within_an_export_can_be_asked(
-    spark: SparkSession, year: Path, kind: str, part: str
+    spark: SparkSession, quarter: Path, kind: str, part: str
 ) -> None:
     """Its days are chosen as well."""
-    place = year / part if kind == "folder" else f"file://{year}/{part}"
+    place = quarter / part if kind == "folder" else f"file://{quarter}/{part}"
     assert letters(spark, place, since=DAY, until=NEXT).count() == 48
 
 
@@ -228,60 +234,60 @@ def test_times_at_the_ends_of_the_calendar_select(
     assert chosen.pattern("s3://x/y")
 
 
-def test_other_files_and_folders_are_read_as_before(spark: SparkSession, year: Path) -> None:
+def test_other_files_and_folders_are_read_as_before(spark: SparkSession, quarter: Path) -> None:
     """Files that lie beside the folders of queues may have letters of any day."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    beside = year / "more"
+    beside = quarter / "more"
     beside.mkdir()
     pq.write_table(pa.Table.from_pylist([row("007", DAY.date(), 0)]), beside / "some.parquet")
-    assert letters(spark, year, since=DAY, until=NEXT).count() == 97
+    assert letters(spark, quarter, since=DAY, until=NEXT).count() == 97
     (beside / "some.parquet").unlink()
     beside.rmdir()
 
 
-def test_only_chosen_folders_of_a_bucket_are_copied(year: Path, tmp_path: Path) -> None:
+def test_only_chosen_folders_of_a_bucket_are_copied(quarter: Path, tmp_path: Path) -> None:
     """What Spark cannot read itself is copied, the days and the queue that are asked for."""
     chosen = Selection(since=DAY, until=NEXT, queue="007")
-    assert Destination(year).copy_letters(tmp_path, chosen.may_have) == 1
+    assert Destination(quarter).copy_letters(tmp_path, chosen.may_have) == 1
     (copied,) = tmp_path.rglob("*.parquet")
     assert copied.relative_to(tmp_path).parent == Path(folder_of("007", "2026-03-29"))
 
 
-def test_spark_reads_a_bucket_with_its_own_file_system(spark: SparkSession, year: Path) -> None:
+def test_spark_reads_a_bucket_with_its_own_file_system(spark: SparkSession, quarter: Path) -> None:
     """Where there is one for s3://, nothing is copied, and what is not asked for is not opened."""
     view = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
     configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
     for name, value in {
         "fs.s3.impl": view,
         "fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-        "fs.viewfs.mounttable.letters-of-the-shop.link./year": f"file://{year}",
+        "fs.viewfs.mounttable.letters-of-the-shop.link./quarter": f"file://{quarter}",
     }.items():
         configuration.set(name, value)
     chosen = Selection(since=DAY, until=NEXT)
-    found = triage("s3://letters-of-the-shop/year", spark, selection=chosen)
-    assert (found.letters, found.path) == (96, "s3://letters-of-the-shop/year")
+    found = triage("s3://letters-of-the-shop/quarter", spark, selection=chosen)
+    assert (found.letters, found.path) == (96, "s3://letters-of-the-shop/quarter")
 
 
 def test_a_cause_is_compared_with_those_that_are_not_selected(
-    spark: SparkSession, year: Path
+    spark: SparkSession, quarter: Path
 ) -> None:
     """A fingerprint selects what is shown, not what its letters are compared with."""
     chosen = Selection(since=DAY, until=NEXT, fingerprint="ab")
-    found = findings(year, spark, selection=chosen)
+    found = findings(quarter, spark, selection=chosen, brief=True)
     assert [group.fingerprint for group in found.triage.groups] == ["ab12"]
     assert list(found.causes) == ["ab12"]
     assert sum(found.causes["ab12"].compared.values()) > 0
 
 
-def test_the_command_has_the_filters(triage_command: Callable[..., Result], year: Path) -> None:
+def test_the_command_has_the_filters(triage_command: Callable[..., Result], quarter: Path) -> None:
     """A person asks about a day, a queue, a task."""
     only = ["--since", "2026-03-29", "--until", "2026-03-30", "--queue", "007"]
-    done = triage_command(str(year), *only, "--task", "shop.ship", "--json")
+    done = triage_command(str(quarter), *only, "--task", "shop.ship", "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["letters"], found["queues"], found["causes"]) == (24, ["007"], 1)
-    none = triage_command(str(year), "--queue", "nobody")
+    none = triage_command(str(quarter), "--queue", "nobody")
     assert none.exit_code == 1
     assert none.stderr.strip().endswith("to hold letters with these filters, got none")

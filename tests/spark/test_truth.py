@@ -123,40 +123,66 @@ def test_letters_of_one_time_are_not_called_new(spark: SparkSession, tmp_path: P
     assert "nothing is known to be new" in sections(found)["New and returned"]
 
 
-def test_noise_has_neither_floods_nor_news(spark: SparkSession) -> None:
+def of_columns(spark: SparkSession, file: Path, **columns: Any) -> DataFrame:
+    """Letters in a file: Spark would draw them again for each part of a question."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), file)
+    return spark.read.parquet(str(file))
+
+
+def test_noise_has_neither_floods_nor_news(spark: SparkSession, tmp_path: Path) -> None:
     """Of ten thousand causes at random times, none is a flood by chance."""
-    noise = spark.sql(
-        "SELECT CAST(pmod(hash(id), 10000) AS STRING) AS fingerprint, 'shop.charge' AS task_name, "
-        "timestamp_seconds(1700000000 + CAST(rand(5) * 60 * 3600 AS BIGINT)) AS dead_lettered_at "
-        "FROM range(400000)"
+    import numpy as np
+    import pyarrow as pa
+
+    dice, count = np.random.default_rng(5), 400_000
+    times = 1_700_000_000_000_000 + dice.integers(60 * 3600, size=count) * 1_000_000
+    noise = of_columns(
+        spark,
+        tmp_path / "noise.parquet",
+        fingerprint=dice.integers(10_000, size=count).astype(str),
+        task_name=["shop.charge"] * count,
+        dead_lettered_at=pa.array(times, pa.timestamp("us", "UTC")),
     )
     assert spikes(noise, "1 hour").collect() == []
 
 
 # Of each delivery this share goes on to the next: 0.04 % need more than five deliveries.
 _AGAIN = 0.2
-_SUCCESSES = """
-    SELECT concat('task ', pmod(id, 200)) AS task_name,
-           1 + CAST(floor(ln(1 - rand(7)) / ln({again})) AS BIGINT) AS deliveries
-    FROM range({samples} * 200)
-"""
+_TASKS = 200
 
 
-@pytest.mark.parametrize("samples", [3, 300, 4_500])
-def test_advice_is_right_or_there_is_none(spark: SparkSession, samples: int) -> None:
-    """Of 200 tasks, at most five are told a limit that loses more successes than it says."""
-    good = spark.sql(_SUCCESSES.replace("{again}", str(_AGAIN)).replace("{samples}", str(samples)))
+def test_advice_is_right_or_there_is_none(spark: SparkSession, tmp_path: Path) -> None:
+    """Of 200 tasks, at most five are told a limit that loses more successes than it says.
+
+    Whether each has 3, 300 or 4,500 samples.
+    """
+    import numpy as np
+
+    sizes = (3, 300, 4_500)
+    samples = np.repeat(sizes, [size * _TASKS for size in sizes])
+    tasks = np.concatenate([np.arange(size * _TASKS) % _TASKS for size in sizes])
+    good = of_columns(
+        spark,
+        tmp_path / "good.parquet",
+        task_name=np.char.add(np.char.add(samples.astype(str), " "), tasks.astype(str)),
+        deliveries=np.random.default_rng(7).geometric(1 - _AGAIN, size=len(tasks)),
+    )
     letters = good.limit(0).selectExpr("*", "CAST(NULL AS STRING) AS history")
-    rows = limits(letters, good).collect()
-    advised = {row["task_name"]: row["advised_max_deliveries"] for row in rows}
-    assert len(advised) == 200
-    given = [limit for limit in advised.values() if limit is not None]
-    assert bool(given) == (samples > 3_840)
-    assert sum(_AGAIN**limit > 0.001 for limit in given) <= 5
-    beyond = {(row["task_name"], row["delivery"]): row["lost_at_most"] for row in rows}
-    # The upper ends of 95 % intervals: 1 of 40 is too low.
-    too_low = sum(_AGAIN**delivery > bound for (_task, delivery), bound in beyond.items())
-    assert too_low <= len(beyond) / 20
+    found = limits(letters, good).collect()
+    for size in sizes:
+        rows = [row for row in found if row["task_name"].startswith(f"{size} ")]
+        advised = {row["task_name"]: row["advised_max_deliveries"] for row in rows}
+        assert len(advised) == _TASKS
+        given = [limit for limit in advised.values() if limit is not None]
+        assert bool(given) == (size > 3_840)
+        assert sum(_AGAIN**limit > 0.001 for limit in given) <= 5
+        beyond = {(row["task_name"], row["delivery"]): row["lost_at_most"] for row in rows}
+        # The upper ends of 95 % intervals: 1 of 40 is too low.
+        too_low = sum(_AGAIN**delivery > bound for (_task, delivery), bound in beyond.items())
+        assert too_low <= len(beyond) / 20
 
 
 def nothing_of(whole: Any, name: str) -> Any:

@@ -121,15 +121,11 @@ def of_causes(count: int, causes: int) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("letters", "causes", "successes"),
     [
-        (0, 1, 0),
-        (3, 3, 0),
-        (60, 1, 200),
-        (300, 2, None),
-        (3_000, 3_000, 300),
+        (0, 1, 0),  # nothing to explain, nothing to draw
+        (60, 1, 200),  # compared with successes alone
+        (3_000, 3_000, None),  # letters, and no cause with a sentence
     ],
-    ids=[
-        *("no letters", "three letters", "one cause", "two causes and no sample", "3,000 causes"),
-    ],
+    ids=["no letters", "one cause", "3,000 causes and no sample"],
 )
 def test_notebook_runs_on_any_export(
     spark: SparkSession,
@@ -148,7 +144,7 @@ def test_notebook_runs_on_any_export(
     monkeypatch.setenv("LETTERS", str(folder))
     monkeypatch.setenv("SUCCESSES", str(tmp_path / "successes"))
     if successes is not None:
-        good = ({**row, "reason": "succeeded"} for row in of_causes(successes, causes))
+        good = ({**row, "reason": "succeeded"} for row in of_causes(successes, 2))
         planted.write(good, tmp_path / "successes")
     with pyplot.rc_context():
         runpy.run_path(str(EXAMPLE / "triage.py"))
@@ -158,6 +154,7 @@ def test_notebook_runs_on_any_export(
     spark.catalog.clearCache()
     said = capsys.readouterr().out
     assert f"|{letters} " in said
+    assert ("costs $5_$ or more" in said) == (successes == 200)
     assert ("to hold letters, got none" in said) == (successes == 0)
     assert ("got no such folder" in said) == (successes is None)
 

@@ -83,9 +83,9 @@ def main() -> None:
         stack.callback(shutil.rmtree, place, ignore_errors=True)
         folder = Path(place)
         counts = [int(one) for one in options.executors.split(",")]
-        master = stack.enter_context(cluster(folder, max(counts)))
         letters = folder / "letters"
-        submitted(master, max(counts), folder, "make", letters, options.letters)
+        submitted(f"local[{max(counts)}]", max(counts), folder, "make", letters, options.letters)
+        master = stack.enter_context(cluster(folder, max(counts)))
         size = sum(file.stat().st_size for file in letters.glob("*.parquet"))
         print(f"{options.letters:,} letters, {size / 1e6:,.0f} MB of files")
         show(

@@ -92,7 +92,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         grouped.append("rabbit-accept" if "accept" in item.nodeid else "rabbit")
     if "spark" in getattr(item, "fixturenames", ()):
         grouped.append("spark")
-    if not grouped and item.get_closest_marker("xdist_group") is None and _shares(item.path):
+    of_module = "chromium" in getattr(item, "fixturenames", ()) or _shares(item.path)
+    if of_module and not grouped and item.get_closest_marker("xdist_group") is None:
         grouped.append(item.path.stem)
     if item.config.pluginmanager.hasplugin("xdist"):
         for name in grouped:
@@ -127,6 +128,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_places(items, chosen, first).__getitem__)
 
 
+_LONG = {"acceptance", "browser"}
+"""Folders whose tests wait for processes, and whose groups take a minute."""
+
+
 def _places(
     items: list[pytest.Item], chosen: list[pytest.Item], first: set[pytest.Item]
 ) -> dict[pytest.Item, float]:
@@ -137,7 +142,7 @@ def _places(
     waiting, others = [], []
     for item in chosen:
         if item not in first:
-            (waiting if "acceptance" in item.nodeid else others).append(item)
+            (waiting if item.path.parent.name in _LONG else others).append(item)
     places = dict.fromkeys(items, -1.0)
     for some, part in ((waiting, 2 / 3), (others, 1.0)):
         places.update({item: part * place / len(some) for place, item in enumerate(some)})

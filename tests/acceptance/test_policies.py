@@ -134,9 +134,13 @@ def test_a_worker_trims_what_is_past_its_time(
     for n in range(3):
         poison.to_dlq.delay(f"x{n}")
     letters(count=1)
-    poll(lambda: poison.dlq.store.length("orders-DLQ") == 0, timeout_seconds=30)
-    trimmed = [c for c in poison.dlq.registry.changes(limit=9) if c.action == "trimmed"]
-    assert sum(change.letters for change in trimmed) == 3
+
+    def trimmed() -> int:
+        changes = poison.dlq.registry.changes(limit=9)
+        return sum(change.letters for change in changes if change.action == "trimmed")
+
+    poll(lambda: trimmed() == 3, timeout_seconds=30)
+    assert poison.dlq.store.length("orders-DLQ") == 0
     poll(lambda: "letters from orders-DLQ because of dead_letter_ttl" in worker.output)
 
     worker.stop()

@@ -108,6 +108,8 @@ def test_a_running_task_is_terminated(
     worker = start_worker()
     sent = getattr(poison, task).delay("x", 60)
     poll(lambda: ran("x") == 1, timeout_seconds=20)
+    # The process may begin the task before the worker has read that it took it.
+    poll(lambda: any((poison.app.control.inspect().active() or {}).values()), timeout_seconds=20)
 
     done = dlq("dead-letter", sent.id)
 

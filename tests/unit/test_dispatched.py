@@ -610,22 +610,21 @@ def test_a_report_of_celery_alone_keeps_its_last_frame(monkeypatch: pytest.Monke
     signals.task_failure.send(sender=None, einfo=None)
 
 
-def test_a_message_that_is_written_in_two_parts_is_read_in_one_turn() -> None:
+def test_a_message_that_is_written_in_two_parts_is_read_in_one_turn(dead: Reading) -> None:
     """Its length, and the rest: what waits for the rest is registered with the loop, twice."""
-    inner = Reading()
-    message = ("ready", "x" * 40_000)
-    data = pickle.dumps(message)
-    os.write(inner.outq._writer.fileno(), struct.pack(">i", len(data)))
-    real = os.read
+    whole, real = message("x" * 40_000), os.read
+    length = whole[: struct.calcsize("!i")]
+    dead.report(length)
 
     def read(fd: int, most: int) -> bytes:
         found = real(fd, most)
-        if len(found) == struct.calcsize(">i"):
-            os.write(inner.outq._writer.fileno(), data)
+        if found == length:
+            dead.report(whole.removeprefix(length))
         return found
 
-    results = Results(inner)
+    results = Results(dead)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "read", read)
-        assert [*results.receive(lambda *_: None, inner.fd, inner.read.append)] == []
-    assert inner.read == [message]
+        assert [*results.receive(dead.add_reader, dead.fd, dead.read.append)] == []
+    assert dead.read == ["x" * 40_000]
+    assert dead.readers == {}

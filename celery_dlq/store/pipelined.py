@@ -8,8 +8,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -171,20 +171,19 @@ class PipelinedConnection:
                     self.probe_writes(again[-1:])
             return True
 
-    @contextmanager
-    def one_write(self) -> Iterator[None]:
-        """Let unanswered commands go out with the next that is awaited, or at the end.
+    def gather(self) -> None:
+        """Let unanswered commands wait for the next that is awaited, or for `send_gathered`.
 
         Each read of its socket costs Redis as much as a small script. If the connection is lost
         until then, they are repeated like all that is not confirmed.
         """
         self._gathers = True
-        try:
-            yield
-        finally:
-            self._gathers = False
-            if self._gathered:
-                self.send_unanswered(())
+
+    def send_gathered(self) -> None:
+        """Send what has waited, with one write, and what comes from now on at once."""
+        self._gathers = False
+        if self._gathered:
+            self.send_unanswered(())
 
     def probe_writes(self, commands: Sequence[Repetition]) -> bool:
         """Write commands and wait; log a failure and return False. Never raises.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,9 +15,10 @@ from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger
+from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
-from celery_dlq.worker.dispatched import Results, shorten_reports, starts_here
+from celery_dlq.worker.dispatched import Jobs, Results, shorten_reports, starts_here
 from celery_dlq.worker.dropped import watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
@@ -156,9 +156,8 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(guard.start_later, consumer)
             _quietly(guard.in_loop, consumer)
 
-        _quietly(
-            read_before_put_back, consumer.pool, consumer.hub, guard.counter.connection.one_write
-        )
+        _quietly(read_before_put_back, consumer.pool, consumer.hub)
+        _quietly(write_at_once, consumer, guard.counter.connection)
         if self._fetch is not None:
             _quietly(self._read_ahead, consumer)
         # The first heartbeat before the first message.
@@ -169,6 +168,7 @@ class TickStep(bootsteps.StartStopStep):
         """Stop ticking, after a last tick."""
         if self._connection is not None:
             self._connection = None
+            consumer.controller.dead_letter_guard.counter.connection.send_gathered()
             consumer.controller.dead_letter_guard.disconnected()
             _quietly(consumer.controller.dead_letter_guard.tick)
 
@@ -251,7 +251,16 @@ class TaskGuard:
             consumer.update_strategies()
 
 
-def read_before_put_back(pool: Any, hub: Any, one_write: Callable[[], Any] = nullcontext) -> None:
+def write_at_once(consumer: Any, counted: PipelinedConnection) -> None:
+    """Let the processes of a prefork pool have their jobs as soon as these are counted."""
+    inner: Any = getattr(consumer.pool, "_pool", None)
+    if hasattr(inner, "dlq_results"):
+        if not hasattr(inner, "dlq_jobs"):
+            inner.dlq_jobs = Jobs(inner, consumer.hub, counted)
+        consumer.call_soon(inner.dlq_jobs.take_over)  # once Celery has made its handlers
+
+
+def read_before_put_back(pool: Any, hub: Any) -> None:
     """Let a prefork pool read that a dead process accepted its job before it reassigns the job.
 
     When two processes die at once, billiard handles the second one's job before it has read that
@@ -265,7 +274,7 @@ def read_before_put_back(pool: Any, hub: Any, one_write: Callable[[], Any] = nul
     put_back = getattr(inner, "on_partial_read", None)
     if put_back is None or hub is None or hasattr(inner, "dlq_results"):
         return  # without a hub, it is no `AsynPool`
-    inner.dlq_results = Results(inner, one_write)
+    inner.dlq_results = Results(inner)
 
     def on_partial_read(job: Any, process: Any) -> None:
         _quietly(inner.process_flush_queues, process)

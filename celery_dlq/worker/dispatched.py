@@ -19,7 +19,8 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -30,6 +31,7 @@ from celery.app import trace
 from celery.concurrency import prefork
 
 from celery_dlq import timing
+from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL, SHUTDOWN_SIGNALS
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -244,9 +246,9 @@ class Results:
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
 
-    def __init__(self, inner: Any, one_write: Callable[[], Any] = nullcontext) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._one_write = one_write
+        self.begin_turn: Callable[[], object] = bool
         self._begun: dict[int, bytearray] = {}  # by pipe: what has arrived of its next message
         handler = inner._result_handler  # noqa: SLF001
         handler._recv_message = self.receive  # noqa: SLF001
@@ -255,6 +257,7 @@ class Results:
 
     def receive(self, add_reader: Any, fd: int, callback: Any) -> Iterator[None]:
         """Handle what has arrived; a generator that goes on while a message is not whole."""
+        self.begin_turn()
         messages, waited = self._read(fd), False
         while fd in self._begun:
             self._call_for_each(callback, messages)
@@ -314,21 +317,64 @@ class Results:
     def _call_for_each(self, callback: Callable[[Any], object], messages: list[bytearray]) -> None:
         """Handle all messages that were read; then raise the first error: a lost connection, say.
 
-        What they start is counted before a process gets it: the event loop writes after that.
+        What they start is counted before a process gets it: that is written after all of them.
         """
         error: BaseException | None = None
-        with self._one_write():
-            for one in messages:
-                try:
-                    message = pickle.loads(one)  # noqa: S301 - of our own processes, as Celery does
-                    if message:
-                        callback(message)
-                except BaseException as exc:  # noqa: BLE001 - raised below
-                    error = error or exc
-                # A failure is thousands of tuples: Python uses them again if they are free by then.
-                message = None
+        for one in messages:
+            try:
+                message = pickle.loads(one)  # noqa: S301 - of our own processes, as Celery does
+                if message:
+                    callback(message)
+            except BaseException as exc:  # noqa: BLE001 - raised below
+                error = error or exc
+            # A failure is thousands of tuples: Python uses them again if they are free by then.
+            message = None
         if error is not None:
             raise error
+
+
+class Jobs:
+    """What the processes of a prefork pool are given: once a turn, after all that it counted.
+
+    Celery registers the pipes of its processes with the event loop, asks which of them can be
+    written to, writes, and takes all of them out again, in each turn. Of a pipe that is not in,
+    that is a system call that fails, and an exception.
+
+    Source: ``AsynPool._create_write_handlers`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py and
+    ``Hub.remove_writer`` in
+    https://github.com/celery/kombu/blob/main/kombu/asynchronous/hub.py
+    """
+
+    def __init__(self, inner: Any, hub: Any, counted: PipelinedConnection) -> None:
+        self._inner = inner
+        self._hub = hub
+        self._counted = counted
+        self._watches = False  # Celery may have registered pipes
+        if "remove_writer" not in vars(hub):
+            hub.remove_writer = partial(_remove_writer, hub, hub.remove_writer)
+
+    def take_over(self) -> None:
+        """Write from now on; for each connection Celery makes new handlers."""
+        self._hub.on_tick.discard(self._inner.on_poll_start)
+        self._hub.on_tick.add(self.write)
+        self._inner.dlq_results.begin_turn = self._counted.gather
+
+    def write(self) -> None:
+        """Write to idle processes; what is left, Celery writes when a pipe can take it."""
+        self._counted.send_gathered()
+        queued = self._inner.outbound_buffer
+        if queued:
+            self._hub.consolidate_callback([*self._inner._all_inqueues])  # noqa: SLF001
+        if queued or self._watches:
+            self._watches = bool(queued)
+            self._inner.on_poll_start()
+
+
+def _remove_writer(hub: Any, remove: Callable[[Any], object], fd: Any) -> None:
+    """Take a pipe out of the event loop, if it is in."""
+    if not isinstance(fd, int) or fd in hub.writers:
+        remove(fd)
 
 
 def _missing(data: bytearray) -> int:

@@ -175,7 +175,7 @@ def sqs_message_id(message: Any) -> str | None:
     """The id that Amazon SQS gave a message; its tag is a receipt, new for each delivery."""
     delivery = message.delivery_info
     raw = delivery.get("sqs_message") if isinstance(delivery, (dict, Mapping)) else None
-    found = raw.get("MessageId") if isinstance(raw, Mapping) else None
+    found = raw.get("MessageId") if raw and isinstance(raw, Mapping) else None
     return str(found) if found else None
 
 

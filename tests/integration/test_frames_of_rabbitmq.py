@@ -11,7 +11,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 from rabbit import RabbitServer
 
-from celery_dlq.transport.amqp import read_ahead
+from celery_dlq.transport.amqp import acknowledge_at_once, read_ahead
 
 MESSAGES = 200
 LARGE = "x" * 300_000
@@ -58,3 +58,32 @@ def test_all_messages_are_handled_though_one_of_them_asks_the_broker(
             hub.close()
     rabbit_server.delete_queues(queue.name)
     assert got == list(range(MESSAGES))
+
+
+def test_a_prefork_worker_acknowledges_as_py_amqp_does(rabbit_server: RabbitServer) -> None:
+    """One message, all up to one, and none of another channel; a lost connection is an error."""
+    queue = Queue("acknowledged")
+    rabbit_server.delete_queues(queue.name)
+    with Connection(rabbit_server.url) as connection:
+        producer = connection.Producer()
+        for number in range(6):
+            producer.publish({"number": number}, routing_key=queue.name, declare=[queue])
+        acknowledge_at_once(connection.default_channel)
+        sent = connection.connection.bytes_sent
+        bound = queue(connection.default_channel)
+        messages = [bound.get() for _ in range(6)]
+        messages[3].ack()
+        messages[1].ack(multiple=True)
+        assert connection.connection.bytes_sent > sent + 6
+        other = connection.channel()
+        assert "basic_ack" not in vars(other)
+        other.close()
+        assert [m.acknowledged for m in messages] == [False, True, False, True, False, False]
+        connection.connection.transport.close()
+        with pytest.raises(connection.connection_errors):
+            messages[5].ack()
+    with Connection(rabbit_server.url) as connection:
+        bound = queue(connection.default_channel)
+        left = [bound.get() for _ in range(4)]
+        assert [m and m.decode()["number"] for m in left] == [2, 4, 5, None]
+    rabbit_server.delete_queues(queue.name)

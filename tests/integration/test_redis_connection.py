@@ -190,12 +190,13 @@ def test_starts_go_out_with_the_next_command_that_is_awaited(
     connection = own.connection()
     counter, keys = own.counter(connection), [a_key() for _ in range(3)]
     assert counter.count_first(keys[0], a_delivery())
-    with connection.one_write():
-        assert counter.count_first(keys[1], a_delivery())
-        assert count_of(server, keys[1]) == 0
-        connection.send_and_wait("PING")
-        assert count_of(server, keys[1]) == 1
-        assert counter.count_first(keys[2], a_delivery())
+    connection.gather()
+    assert counter.count_first(keys[1], a_delivery())
+    assert count_of(server, keys[1]) == 0
+    connection.send_and_wait("PING")
+    assert count_of(server, keys[1]) == 1
+    assert counter.count_first(keys[2], a_delivery())
+    connection.send_gathered()
     poll(lambda: count_of(server, keys[2]) == 1)
     assert counter.count_first(keys[0], a_delivery())
     poll(lambda: count_of(server, keys[0]) == 2)
@@ -209,11 +210,12 @@ def test_starts_that_wait_for_another_command_survive_a_closed_connection(
     connection = own.connection()
     counter, keys = own.counter(connection), [a_key() for _ in range(3)]
     assert counter.count_first(keys[0], a_delivery())
-    with connection.one_write():
-        assert counter.count_first(keys[1], a_delivery())
-        cut(server) if by == "Redis" else connection.disconnect()
-        assert counter.count_first(keys[2], a_delivery())
-        cut(server) if by == "Redis" else connection.disconnect()
+    connection.gather()
+    assert counter.count_first(keys[1], a_delivery())
+    cut(server) if by == "Redis" else connection.disconnect()
+    assert counter.count_first(keys[2], a_delivery())
+    cut(server) if by == "Redis" else connection.disconnect()
+    connection.send_gathered()
     counter.flush()
     assert [count_of(server, key) for key in keys] == [1, 1, 1]
     assert connection.errors == 0

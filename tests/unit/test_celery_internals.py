@@ -202,6 +202,27 @@ def test_a_pool_drops_what_no_process_accepted() -> None:
     assert not ApplyResult._write_to
 
 
+def test_a_pool_writes_to_processes_as_jobs_are_written_in_its_place() -> None:
+    """Its handlers are made for each connection; what writes takes the pipes that it may use."""
+    write = inspect.getsource(AsynPool._create_write_handlers)
+    assert "hub.consolidate_callback = schedule_writes" in write
+    assert "def schedule_writes(ready_fds, " in write
+    assert "if is_fair_strategy and ready_fd in busy_workers:" in write
+    assert "if ready_fd in active_writes:" in write
+    assert "add_writer(ready_fd, cor)" in write  # what is not written whole
+    assert "all_inqueues = self._all_inqueues" in write
+    assert "outbound = self.outbound_buffer" in write
+    assert "hub.remove_writer(fd)" in write
+    watch = write[write.index("def on_poll_start") : write.index("self.on_poll_start = ")]
+    assert watch.count("iterate_file_descriptors_safely(") == 2  # all it does: pipes in, or out
+    assert "hub.on_tick.add(self.on_poll_start)" in inspect.getsource(
+        AsynPool.register_with_event_loop
+    )
+    remove = inspect.getsource(Hub.remove_writer)
+    assert "self.add(fd, cb, READ | ERR, args)" in remove  # the readers stay
+    assert "dest = self.readers if flags & READ else self.writers" in inspect.getsource(Hub.add)
+
+
 def test_a_pool_that_closes_drops_what_it_is_given() -> None:
     """So such a start is not counted."""
     assert "if self._state != RUN:\n            return" in inspect.getsource(

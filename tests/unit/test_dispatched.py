@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -327,22 +326,6 @@ def test_a_job_that_a_process_did_not_begin_is_given_to_another(dead: Reading) -
     read_before_put_back(SimpleNamespace(_pool=dead), dead)
     dead.on_partial_read(dead.job, dead)
     assert (dead.read, dead.put_back) == ([], [dead.job])
-
-
-def test_what_results_start_is_counted_in_one_write_before_a_process_gets_it(dead: Reading) -> None:
-    """The event loop writes to processes after its readers have returned."""
-
-    @contextmanager
-    def one_write() -> Iterator[None]:
-        dead.read.append("gathers")
-        yield
-        dead.read.append("written")
-
-    Results(dead, one_write)
-    dead.report(message("first") + message("second"))
-    with pytest.raises(StopIteration):
-        next(dead.receive())
-    assert dead.read == ["gathers", "first", "second", "written"]
 
 
 def test_a_message_that_the_event_loop_has_read_in_part_is_read_to_its_end(dead: Reading) -> None:

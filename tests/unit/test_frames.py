@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp import Channel as AmqpChannel
 from amqp import Connection, RecoverableConnectionError
 from amqp.exceptions import UnexpectedFrame
 from amqp.transport import SSLTransport, TCPTransport
@@ -168,7 +169,8 @@ class Consumer:
         amqp = Connection("localhost")
         amqp.transport = transport("localhost")
         amqp.transport.sock = SimpleNamespace(recv=None)
-        self.connection = SimpleNamespace(connection=amqp)
+        channel = AmqpChannel(amqp, 1)
+        self.connection = SimpleNamespace(connection=amqp, default_channel=channel)
         kind = type("TaskPool", (), {"__module__": f"celery.concurrency.{pool}"})
         self.pool: Any = kind()
         self.pool.is_green = pool == "gevent"
@@ -201,6 +203,8 @@ def test_frames_are_read_ahead_where_that_is_safe(
     assert len(consumer.readers) == (expected == "event loop")
     drains = "drain_events" in vars(consumer.connection.connection)
     assert drains == (expected == "drain")
+    acknowledges = "basic_ack" in vars(consumer.connection.default_channel)
+    assert acknowledges == (pool == "prefork" and expected is not None)  # several threads may not
 
 
 def test_connections_of_other_brokers_are_left_alone() -> None:

@@ -53,7 +53,7 @@ class Cell:
         return f"{self.task}, {self.pool}, {self.broker}"
 
 
-_MESSAGES = {"noop": 200, "busy_1ms": 120, "busy_10ms": 40}
+_MESSAGES = {"noop": 500, "busy_1ms": 120, "busy_10ms": 40}
 """A turn is a good third of a second of work: it costs as much again to begin and end one."""
 
 _WITH_BARE = (*VARIANTS[:2], BARE, *VARIANTS[2:])

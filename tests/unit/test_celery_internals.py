@@ -212,7 +212,7 @@ def test_a_pool_writes_to_processes_as_jobs_are_written_in_its_place() -> None:
     assert "add_writer(ready_fd, cor)" in write  # what is not written whole
     assert "all_inqueues = self._all_inqueues" in write
     assert "outbound = self.outbound_buffer" in write
-    assert "hub.remove_writer(fd)" in write
+    assert "hub.remove_writer(fd)" in write or "hub_remove(fd)" in write  # as Celery 5.4 has it
     watch = write[write.index("def on_poll_start") : write.index("self.on_poll_start = ")]
     assert watch.count("iterate_file_descriptors_safely(") == 2  # all it does: pipes in, or out
     assert "hub.on_tick.add(self.on_poll_start)" in inspect.getsource(

@@ -350,7 +350,7 @@ class Jobs:
         self._inner = inner
         self._hub = hub
         self._counted = counted
-        self._watches = False  # Celery may have registered pipes
+        self._watches = False  # Celery may have registered pipes: it writes in the midst of a turn
         if "remove_writer" not in vars(hub):
             hub.remove_writer = partial(_remove_writer, hub, hub.remove_writer)
 
@@ -358,7 +358,12 @@ class Jobs:
         """Write from now on; for each connection Celery makes new handlers."""
         self._hub.on_tick.discard(self._inner.on_poll_start)
         self._hub.on_tick.add(self.write)
-        self._inner.dlq_results.begin_turn = self._counted.gather
+        self._inner.dlq_results.begin_turn = self.begin
+
+    def begin(self) -> None:
+        """Gather the counts of a turn, unless Celery may write what they are of before its end."""
+        if not self._watches:
+            self._counted.gather()
 
     def write(self) -> None:
         """Write to idle processes; what is left, Celery writes when a pipe can take it."""

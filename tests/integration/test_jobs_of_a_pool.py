@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.concurrency import prefork
+from celery.concurrency.asynpool import SCHED_STRATEGY_FCFS
 from kombu.asynchronous import Hub
 
 from celery_dlq.worker.bootsteps import read_before_put_back, write_at_once
@@ -131,6 +132,26 @@ def test_what_a_pipe_cannot_take_at_once_is_written_when_it_can(loop: Loop) -> N
     assert loop.done == [LARGE] * 6
     next(loop.loop)
     assert not loop.watched()
+
+
+def test_while_celery_may_write_no_count_waits(loop: Loop) -> None:
+    """It writes in the midst of a turn, when a pipe can take something again."""
+    started: list[tuple[bool, bool]] = []
+
+    def start_another(_result: Any) -> None:
+        started.append((loop.counts.waits, bool(loop.watched())))
+        loop.pool.apply_async(len, ("x" * LARGE,), callback=start_another)
+
+    loop.inner.sched_strategy = SCHED_STRATEGY_FCFS  # writes to processes that are busy, too
+    loop.hub.reset()
+    loop.connect()
+    for _ in range(8):
+        loop.pool.apply_async(len, ("x" * LARGE,), callback=start_another)
+    until = time.monotonic() + 20
+    while len(started) < 100 and time.monotonic() < until:
+        next(loop.loop)
+    assert any(watched for _, watched in started)
+    assert (True, True) not in started
 
 
 def test_more_jobs_than_processes_run_one_after_the_other(loop: Loop) -> None:

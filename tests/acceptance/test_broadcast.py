@@ -80,5 +80,6 @@ def test_what_a_broadcast_that_kills_its_process_leaves_behind(
     starts = sum(one.output.count("dies here") for one in workers)
     found = run_python(redis_url, "-c", QUEUES, **place.env).stdout.strip()
     assert found == ("[]" if place.name == "redis" else "[('refresh-DLQ', 1)]")
-    # What starts while the other one runs is not counted.
-    assert starts in ((2,) if place.name == "redis" else range(3, 7))
+    # Three count. What starts while the other one runs does not: mostly one beside each of the
+    # three, more where a worker is slow to see that its process is gone.
+    assert starts in ((2,) if place.name == "redis" else range(3, 13))

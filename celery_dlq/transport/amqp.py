@@ -1,4 +1,4 @@
-"""RabbitMQ: reading several frames with one call.
+"""RabbitMQ: reading several frames with one call, and acknowledging with one.
 
 py-amqp reads the beginning, the content and the last byte of each of a message's three frames by
 a call of their own, and sets the socket's timeout twice a frame: 15 calls a message. In a pool of
@@ -50,7 +50,7 @@ _PROPERTIES = (
 
 
 def read_ahead(consumer: Any) -> None:
-    """Let a consumer read its messages a few at a time, where that is safe.
+    """Let a consumer read a few messages at a time, and acknowledge at once, where that is safe.
 
     Not with TLS, whose socket cannot be read without waiting. Not with solo:
     tasks run while their message is handled, and the event loop must have its turn in between.
@@ -64,7 +64,7 @@ def read_ahead(consumer: Any) -> None:
             connection.drain_events = frames.drain_events
     elif type(consumer.pool).__module__ in LOOP_GOES_ON:
         consumer.hub.add_reader(connection.sock, frames.on_readable)
-        if type(consumer.pool).__module__ == "celery.concurrency.prefork":
+        if type(consumer.pool).__module__ in _ACKNOWLEDGE_IN_LOOP:
             acknowledge_at_once(consumer.connection.default_channel)
 
 
@@ -75,13 +75,13 @@ def acknowledge_at_once(channel: Any) -> None:
 
     Source: https://www.rabbitmq.com/amqp-0-9-1-reference#basic.ack
     """
-    celerys = channel.basic_ack
+    theirs = channel.basic_ack
     begin = pack(">BHIHH", 1, channel.channel_id, 13, *Basic.Ack)
 
     def basic_ack(delivery_tag: int, multiple: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - py-amqp's signature
         connection = channel.connection
         if connection is None or not connection.connected:
-            return celerys(delivery_tag, multiple, **kwargs)
+            return theirs(delivery_tag, multiple, **kwargs)
         connection.transport.write(begin + pack(">Q?B", delivery_tag, multiple, _END))
         connection.bytes_sent += 1  # else heartbeats are sent more often
         return None

@@ -157,7 +157,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(guard.in_loop, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
-        _quietly(write_at_once, consumer, guard.counter.connection)
+        _quietly(write_at_once, consumer.pool, consumer.hub, guard.counter.connection)
         if self._fetch is not None:
             _quietly(self._read_ahead, consumer)
         # The first heartbeat before the first message.
@@ -251,13 +251,11 @@ class TaskGuard:
             consumer.update_strategies()
 
 
-def write_at_once(consumer: Any, counted: PipelinedConnection) -> None:
+def write_at_once(pool: Any, hub: Any, counted: PipelinedConnection) -> None:
     """Let the processes of a prefork pool have their jobs as soon as these are counted."""
-    inner: Any = getattr(consumer.pool, "_pool", None)
-    if hasattr(inner, "dlq_results"):
-        if not hasattr(inner, "dlq_jobs"):
-            inner.dlq_jobs = Jobs(inner, consumer.hub, counted)
-        consumer.call_soon(inner.dlq_jobs.take_over)  # once Celery has made its handlers
+    inner: Any = getattr(pool, "_pool", None)
+    if hasattr(inner, "dlq_results") and not hasattr(inner, "dlq_jobs"):
+        inner.dlq_jobs = Jobs(inner, hub, counted)
 
 
 def read_before_put_back(pool: Any, hub: Any) -> None:

@@ -350,30 +350,25 @@ class Jobs:
         self._inner = inner
         self._hub = hub
         self._counted = counted
-        self._watches = False  # Celery may have registered pipes: it writes in the midst of a turn
+        inner.dlq_results.begin_turn = self.begin
+        hub.on_tick.add(self.write)
         if "remove_writer" not in vars(hub):
             hub.remove_writer = partial(_remove_writer, hub, hub.remove_writer)
 
-    def take_over(self) -> None:
-        """Write from now on; for each connection Celery makes new handlers."""
-        self._hub.on_tick.discard(self._inner.on_poll_start)
-        self._hub.on_tick.add(self.write)
-        self._inner.dlq_results.begin_turn = self.begin
-
     def begin(self) -> None:
         """Gather the counts of a turn, unless Celery may write what they are of before its end."""
-        if not self._watches:
+        if not self._hub.writers:
             self._counted.gather()
 
     def write(self) -> None:
         """Write to idle processes; what is left, Celery writes when a pipe can take it."""
         self._counted.send_gathered()
-        queued = self._inner.outbound_buffer
+        watch, queued = self._inner.on_poll_start, self._inner.outbound_buffer
+        self._hub.on_tick.discard(watch)  # a connection has another one
         if queued:
             self._hub.consolidate_callback([*self._inner._all_inqueues])  # noqa: SLF001
-        if queued or self._watches:
-            self._watches = bool(queued)
-            self._inner.on_poll_start()
+        if queued or self._hub.writers:
+            watch()
 
 
 def _remove_writer(hub: Any, remove: Callable[[Any], object], fd: Any) -> None:

@@ -6,7 +6,6 @@ import operator
 import os
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,12 +51,8 @@ class Loop:
 
     def connect(self) -> None:
         """As at the beginning of a worker, and after a lost connection."""
-        later: list[Callable[[], None]] = []
-        consumer = SimpleNamespace(pool=self.pool, hub=self.hub, call_soon=later.append)
-        write_at_once(consumer, self.counts)  # type: ignore[arg-type]
+        write_at_once(self.pool, self.hub, self.counts)  # type: ignore[arg-type]
         self.pool.register_with_event_loop(self.hub)
-        for one in later:
-            self.hub.call_soon(one)
         self.loop = self.hub.create_loop()
 
     def give(self, call: Callable[..., Any], *args: Any) -> None:
